@@ -140,7 +140,7 @@ def hour_of_a_worker(measure, workers):
     worker = RemoteControl(measure.sqs, OPTIONS, Clock())
     measure.prepare()
     worker.consume(f"worker@host.{EXCHANGE}", EXCHANGE, lambda *_: None)
-    (member,) = worker._members._members.values()
+    (member,) = worker._members.values()
     own = member.inbox
     own._sweep_at = Clock.monotonic() + HOUR_SECONDS / 2  # in any case once in the hour
     own._turn(own._create())

@@ -60,7 +60,7 @@ class Breaker:
         self.error = ""
 
     def call(self, request: Callable[[], T], refuse: Callable[[str], Exception]) -> T:
-        """Make the request, unless the dependency does not answer: then raise what `refuse` makes of why."""
+        """Make the request; raise the exception of `refuse` while the dependency does not answer."""
         if why := self.error:
             raise refuse(f"{why}; it is not asked again until it answers")
         since = self._clock.monotonic()
@@ -72,7 +72,7 @@ class Breaker:
             raise
 
     def unanswered(self, error: str, since: float) -> None:
-        """A request made at that instant, perhaps by another process, had no answer. Does not wait."""
+        """Note that a request made at `since`, perhaps by another process, had no answer. Does not wait."""
         with self._lock:
             circuit = self._circuit.unanswered(since, self._clock.monotonic())
             if circuit is self._circuit:
@@ -88,7 +88,7 @@ class Breaker:
             self._close()  # each request waits, as nobody would notice an answer
 
     def answered(self, at: float) -> None:
-        """A probe of another process was answered at that instant. Does not wait."""
+        """Note that a probe of another process was answered at that instant. Does not wait."""
         with self._lock:
             self._circuit = self._circuit.answered_elsewhere(at)
             self.error = self.error if self._circuit.is_open else ""
@@ -116,7 +116,7 @@ class Breaker:
         )
 
     def _next_probe_at(self) -> float:
-        """Infinite where the thread that probes ends. Looked up once: others may close the circuit."""
+        """The instant of the next probe; infinite for the end of the probing thread. Others may close it."""
         with self._lock:
             self._probing = self._circuit.is_open
             return self._circuit.probe_at
@@ -146,7 +146,7 @@ STEADY_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """Closed while the dependency answers. Open, nobody asks it but the probe.
+    """Closed while the dependency answers; while it is open, only the probe asks.
 
     Attributes:
         probe_at: when it is probed next; infinite while it is closed.

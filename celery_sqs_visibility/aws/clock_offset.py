@@ -1,4 +1,4 @@
-"""How far this machine's clock is from the clock of an endpoint, by the Date header of an answer."""
+"""Offset of this machine's clock from the clock of an endpoint, by the Date header of an answer."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""The port to CloudWatch: what Amazon notes about queues, and its implementation over boto3."""
+"""The port to CloudWatch over boto3: the metrics that Amazon keeps of queues."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate
 from celery_sqs_visibility.aws.port import Location
-from celery_sqs_visibility.aws.process_clients import ProcessClients
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,34 +38,25 @@ class Span:
     period_seconds: int
 
 
-class CloudWatch(Protocol):
-    """The API actions that we use. Any thread; every method raises an `SQSError` and nothing else."""
+class CloudWatch:
+    """The API actions that we use, for one set of settings. The endpoint is CloudWatch's own, not SQS's.
+
+    Any thread; every method raises an `SQSError` and nothing else.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._clients = ProcessClients[Any](lambda: new_client(settings, Purpose.PUBLISH, "cloudwatch"))
 
     def location(self) -> Location:
         """Return where requests go. None is made."""
-        ...
+        meta = self._call(lambda client: client.meta)
+        return Location(meta.region_name, meta.endpoint_url)
 
     def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
         """GetMetricData: for each metric the values of the span, the newest first; none is empty.
 
         Amazon bills each metric of each request (USD 0.01 for a thousand, us-east-1, 2025).
         """
-        ...
-
-
-class BotoCloudWatch(CloudWatch):
-    """CloudWatch over boto3, for one set of settings. The endpoint is CloudWatch's own, not SQS's."""
-
-    def __init__(self, settings: ClientSettings) -> None:
-        self._clients = ProcessClients[Any](lambda: new_client(settings, Purpose.PUBLISH, "cloudwatch"))
-
-    def location(self) -> Location:
-        """See `CloudWatch`."""
-        meta = self._call(lambda client: client.meta)
-        return Location(meta.region_name, meta.endpoint_url)
-
-    def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
-        """See `CloudWatch`."""
         found: list[list[float]] = [[] for _ in metrics]
         for first in range(0, len(metrics), METRICS_A_REQUEST):
             some = metrics[first : first + METRICS_A_REQUEST]
@@ -87,7 +78,7 @@ class BotoCloudWatch(CloudWatch):
     def _call(self, request: Callable[[Any], Any]) -> Any:
         try:
             return request(self._clients.get())
-        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError
+        except Exception as exc:  # noqa: BLE001 - see the class
             error = translate(exc, "GetMetricData", "cloudwatch")
             raise error from error.__cause__ or exc
 

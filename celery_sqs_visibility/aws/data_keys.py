@@ -1,4 +1,4 @@
-"""Whether a KMS key would make data keys for these credentials. Nothing is made: KMS is asked for a dry run.
+"""Dry run of KMS: would a key make data keys for these credentials? Nothing is made.
 
 Source: "Testing your permissions", AWS KMS Developer Guide.
 """

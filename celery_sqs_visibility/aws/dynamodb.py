@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
 from celery_sqs_visibility.aws.error_codes import is_unanswered, translate
-from celery_sqs_visibility.aws.process_clients import ProcessClients
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _new_client(settings: ClientSettings) -> DynamoDBClient:
 
 
 def _do_not_wait_again(caught_exception: Exception | None = None, **_: Any) -> None:
-    """Raise what botocore would try again, as its legacy retries do, where nobody answers."""
+    """Raise the exception of a request without an answer, which botocore would make again."""
     if caught_exception is not None and _is_unanswered(caught_exception):
         raise caught_exception
 

@@ -1,4 +1,4 @@
-"""Translates botocore's exceptions and the error codes of SQS and SNS to the few classes of `errors`.
+"""Translation of botocore's exceptions, and of error codes of SQS and SNS, to the classes of `errors`.
 
 Exceptions are known by name, not by class: importing botocore only to catch it would cost every producer.
 
@@ -165,7 +165,7 @@ def _class_of_exception(exc: Exception) -> type[SQSError]:
 
 
 def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
-    """Return the error for what boto3 raises in place of making a client."""
+    """Return the error for an exception of boto3's that was raised in place of making a client."""
     return RequestRefusedError(
         _unanswered(RequestRefusedError, exc, action), code=type(exc).__name__, action=action
     )

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now, refused
-from celery_sqs_visibility.aws.fake_refusals import check_batch_size, check_outgoing, require_range
 from celery_sqs_visibility.aws.port import (
     SQS,
     BatchResult,
@@ -21,11 +20,13 @@ from celery_sqs_visibility.aws.port import (
 )
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
-from celery_sqs_visibility.policy.message_attributes import is_asked_for, message_bytes
+from celery_sqs_visibility.policy.message_attributes import is_asked_for, legal, message_bytes
 from celery_sqs_visibility.policy.queue_attributes import creation_attributes
 from celery_sqs_visibility.policy.queue_names import why_illegal
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
+    DELAY_SECONDS,
+    MESSAGE_ATTRIBUTES,
     MESSAGE_BYTES,
     VISIBILITY_HORIZON_SECONDS,
     WAIT_TIME_SECONDS,
@@ -52,7 +53,7 @@ class FakeSQS(SQS):
         sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"))
 
     It keeps Amazon's rules where emulators differ: an old handle deletes nothing, though it changes the
-    visibility of a standard queue's message; a FIFO queue refuses what comes after the visibility timeout; a
+    visibility of a standard queue's message; a FIFO queue refuses a change after the visibility timeout; a
     dead letter's receives go on; and 12 hours count from the receive. It does not know: retention, in-flight
     limits, PurgeQueue's and DeleteQueue's 60 seconds, permissions, encryption.
 
@@ -62,7 +63,7 @@ class FakeSQS(SQS):
 
     Attributes:
         calls: every call so far: the API action, and the arguments by the port's names.
-        late_change: what becomes of a visibility change that comes after the visibility timeout.
+        late_change: the effect of a visibility change that comes after the visibility timeout.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -78,11 +79,11 @@ class FakeSQS(SQS):
     def fail_next(
         self, action: str, error: SQSError, position: int | None = None, *, carried_out: bool = False
     ) -> None:
-        """Have the next call of an API action raise an error, and do nothing else. Errors queue up.
+        """Let the next call of an API action raise an error, and do nothing else. Errors queue up.
 
         Args:
             action: for example `"DeleteMessageBatch"`.
-            error: what to raise.
+            error: the error to raise.
             position: in a batch, fail only this entry; the others go ahead.
             carried_out: raise it when the call has done its work: the answer is lost.
         """
@@ -104,9 +105,9 @@ class FakeSQS(SQS):
         action = "ReceiveMessage"
         arguments = {"queue_url": queue_url, "max_messages": max_messages, "wait": wait, "options": options}
         with self._call(action, **arguments):
-            require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
-            require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
-            require_range(
+            _require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
+            _require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
+            _require_range(
                 action, "VisibilityTimeout", options.visibility_timeout or 0, 0, VISIBILITY_HORIZON_SECONDS
             )
             if options.attempt_id is not None and not self._queue(action, queue_url).fifo:
@@ -150,7 +151,7 @@ class FakeSQS(SQS):
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         with self._call("SendMessage", queue_url=queue_url, message=message):
             queue = self._queue("SendMessage", queue_url)
-            check_outgoing(queue, message)
+            _check_outgoing(queue, message)
             return queue.send(message, self._now())
 
     def send_batch(
@@ -169,7 +170,7 @@ class FakeSQS(SQS):
             successful: list[dict[str, str]] = []
 
             def send(entry: tuple[int, OutgoingMessage]) -> None:
-                check_outgoing(queue, entry[1])
+                _check_outgoing(queue, entry[1])
                 successful.append({"Id": str(entry[0]), "MessageId": queue.send(entry[1], now)})
 
             return BatchResult(
@@ -259,7 +260,7 @@ class FakeSQS(SQS):
     def _batch(
         self, action: str, entries: Sequence[Any], act: Callable[[Any], object], failed: dict[int, SQSError]
     ) -> BatchResult:
-        check_batch_size(action, len(entries))
+        _check_batch_size(action, len(entries))
         failed = {position: error for position, error in failed.items() if position < len(entries)}
         for position, entry in enumerate(entries):
             if position not in failed:
@@ -302,3 +303,39 @@ def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
     if found := {n: value for n, value in named if is_asked_for(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer
+
+
+def _require_range(action: str, name: str, value: int, low: int, high: int) -> None:
+    """Refuse a parameter that is out of range."""
+    if not low <= value <= high:
+        raise refused(action, f"Value {value} for parameter {name} is invalid. It must be {low} to {high}.")
+
+
+def _check_outgoing(queue: FakeQueue, message: OutgoingMessage) -> None:
+    """Refuse a message that SQS does not take for the queue."""
+    action = "SendMessage"
+    if not message.body:
+        raise refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
+    texts = {n: value["StringValue"] for n, value in message.attributes.items() if "StringValue" in value}
+    for name, text in texts.items():
+        if not text or legal(text) != text:
+            raise refused(action, f"The message attribute {name!r} is empty, or not all of it is XML.")
+    if message_bytes(message.body, message.attributes) > MESSAGE_BYTES:
+        raise refused(
+            action, f"One or more parameters are invalid. A message has {MESSAGE_BYTES} bytes at most."
+        )
+    if len(message.attributes) > MESSAGE_ATTRIBUTES:
+        raise refused(action, f"A message has {MESSAGE_ATTRIBUTES} attributes at most.")
+    if message.delay is not None:
+        _require_range(action, "DelaySeconds", message.delay, 0, 0 if queue.fifo else DELAY_SECONDS)
+    if queue.fifo and message.group_id is None:
+        raise refused(action, "The request must contain the parameter MessageGroupId.", "MissingParameter")
+
+
+def _check_batch_size(action: str, entries: int) -> None:
+    """Refuse a batch without entries, or with too many."""
+    if not entries:
+        raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
+    if entries > BATCH_ENTRIES:
+        sentence = f"The batch has {entries} entries, more than {BATCH_ENTRIES}."
+        raise refused(action, sentence, "TooManyEntriesInBatchRequest")

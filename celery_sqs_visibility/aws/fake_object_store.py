@@ -33,7 +33,7 @@ class FakeObjectStore(ObjectStore):
         return self._bucket
 
     def fail_next(self, action: str, *errors: SQSError) -> None:
-        """Have the next calls of an API action raise these errors, and do nothing else."""
+        """Let the next calls of an API action raise these errors, and do nothing else."""
         self._failures[action] += errors
 
     def put(self, key: str, content: bytes) -> None:

@@ -38,7 +38,7 @@ _sequence = itertools.count(1)
 
 
 class LateChange(enum.Enum):
-    """What SQS makes of a visibility change after the visibility timeout, which nobody can tell before."""
+    """Effect of a visibility change after the visibility timeout, which nobody can tell before."""
 
     HIDES = "it hides the message again"
     DOES_NOTHING = "it is answered yes, and the message stays visible"
@@ -220,7 +220,7 @@ class FakeQueue:
         return received, dead
 
     def _first_visible(self, now: Now) -> Iterator[Message]:
-        """What a receive hands out of a standard queue, taken out of the heap, each message once."""
+        """Messages that a receive hands out of a standard queue, taken out of the heap, each once."""
         while self._timed and self._timed[0][0] <= now.monotonic:
             at, place, message = heapq.heappop(self._timed)
             if message in self._messages and message.visible_at == at:
@@ -233,7 +233,7 @@ class FakeQueue:
             before = message
 
     def _available(self, now: Now) -> list[Message]:
-        """Return what a receive may hand out: of a FIFO group nothing while a message of it is in flight."""
+        """Return messages that a receive may hand out: none of a FIFO group while one of it is in flight."""
         locked = {message.group for message in self._hidden(now)} - {None}
         return [m for m in self._messages if m.visible_at <= now.monotonic and m.group not in locked]
 
@@ -247,7 +247,7 @@ class FakeQueue:
         self._add(message)
 
     def move_to(self, target: FakeQueue, now: Now) -> int:
-        """Move what is visible, as a redrive does: each message is new there. Return how many."""
+        """Move visible messages, as a redrive does: each is new there. Return their number."""
         moving = self._available(now)
         for message in moving:
             attributes = message.message_attributes
@@ -275,7 +275,7 @@ class FakeQueue:
     ) -> None:
         """Hide the message for `seconds` from now: by an older handle, too, but in a FIFO queue.
 
-        `late` says what becomes of a change of a message that is visible again.
+        `late` is the effect of a change of a message that is visible again.
         """
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)

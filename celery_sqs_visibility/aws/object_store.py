@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
+from celery_sqs_visibility.aws.breaker import Breaker
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
-from celery_sqs_visibility.aws.error_codes import reworded, translate, translate_entry
+from celery_sqs_visibility.aws.error_codes import is_unanswered, reworded, translate, translate_entry
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.aws.process_clients import ProcessClients
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import CredentialsRefusedError, TooLargeError, UnavailableError
 from celery_sqs_visibility.events import SQSRequest, emit, has_listener
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
     from types_boto3_s3 import S3Client
 
+    from celery_sqs_visibility.aws.breaker import StartThread
     from celery_sqs_visibility.aws.client_settings import ClientSettings
+    from celery_sqs_visibility.policy.clock import Clock
 
 T = TypeVar("T")
 
@@ -40,7 +44,7 @@ def no_op() -> None:
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket. Any thread. Methods raise an `SQSError`, and nothing else but what they name."""
+    """Objects of one bucket. Any thread. Methods raise an `SQSError`, or an error that they name."""
 
     @property
     def bucket(self) -> str:
@@ -145,3 +149,37 @@ def _read(body: Any, progress: Callable[[], None]) -> bytes:
     finally:
         body.close()
     return b"".join(parts)
+
+
+#: The probe asks for this object, which is not there. A producer may not, and S3 says so: that is an answer.
+PROBED_KEY: Final = "celery_sqs_visibility-probe"
+
+
+class GuardedObjectStore(ObjectStore):
+    """While S3 does not answer, each call raises an `UnavailableError` at once."""
+
+    def __init__(self, objects: ObjectStore, start: StartThread, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._objects = objects
+        self._breaker = Breaker(
+            f"S3 bucket {objects.bucket!r}", partial(objects.get, PROBED_KEY, 1), is_unanswered, start, clock
+        )
+
+    @property
+    def bucket(self) -> str:
+        """See `ObjectStore`."""
+        return self._objects.bucket
+
+    def put(self, key: str, content: bytes) -> None:
+        """See `ObjectStore`."""
+        self._call("PutObject", partial(self._objects.put, key, content))
+
+    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
+        """See `ObjectStore`."""
+        return self._call("GetObject", partial(self._objects.get, key, most, progress))
+
+    def delete(self, keys: Sequence[str]) -> BatchResult:
+        """See `ObjectStore`."""
+        return self._call("DeleteObjects", partial(self._objects.delete, keys))
+
+    def _call(self, action: str, request: Callable[[], T]) -> T:
+        return self._breaker.call(request, partial(UnavailableError, code="CircuitOpen", action=action))

@@ -1,13 +1,16 @@
-"""Locks that survive a fork, and the one that guards boto3's sessions."""
+"""Locks, and clients of boto3's, that each process has for itself: nothing inherited survives a fork."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
+
+C = TypeVar("C")
 
 
 class ProcessLock:
@@ -36,3 +39,31 @@ class ProcessLock:
 
 #: Guards all use of boto3 and botocore sessions: they are not thread-safe, the clients they make are.
 SESSIONS = ProcessLock()
+
+
+class ProcessClients(Generic[C]):
+    """Makes a client when one is first needed. Usable from any thread, and in forked children."""
+
+    def __init__(self, make: Callable[[], C]) -> None:
+        self._make = make
+        # By process id. Written under SESSIONS; read without, a dict's look-up being one step.
+        self._clients: dict[int, C] = {}
+
+    def get(self) -> C:
+        """This process's client.
+
+        Raises:
+            Exception: boto3's, about the settings.
+        """
+        pid = os.getpid()
+        client = self._clients.get(pid)
+        if client is None:
+            with SESSIONS:
+                client = self._clients.get(pid) or self._make()
+                self._clients[pid] = client
+        return client
+
+    def discard(self) -> C | None:
+        """Forget this process's client, and return it. The next one has credentials as they are by then."""
+        with SESSIONS:
+            return self._clients.pop(os.getpid(), None)

@@ -1,4 +1,4 @@
-"""From Celery's name of a queue to its name, URL and credentials at SQS."""
+"""The directory of queues: their names, URLs and credentials at SQS, by Celery's names; and their counts."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 #: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]
+
+#: Messages that a receive may bring, those hidden since a receive, and those delayed since their sending.
+VISIBLE: Final = "ApproximateNumberOfMessages"
+HIDDEN: Final = "ApproximateNumberOfMessagesNotVisible"
+DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 
 #: Pauses between requests about a new queue, which all of SQS knows after a second.
 NEW_QUEUE_PAUSES_SECONDS: Final = (0.2, 0.4, 0.7)
@@ -313,3 +318,25 @@ def _check_existence(queue: Queue) -> None:
         pass  # a comfort, not a requirement: the first receive will tell
     except QueueDoesNotExistError as error:
         raise no_such_predefined_queue(queue, error) from error
+
+
+def count(queue: Queue, *kinds: str) -> int:
+    """Ask SQS for the number of messages of these kinds together. Raises as `counts`."""
+    return sum(counts(queue, *kinds))
+
+
+def counts(queue: Queue, *kinds: str) -> list[int]:
+    """Ask SQS for the number of messages of each of these kinds. Any thread.
+
+    Raises:
+        AccessDeniedError: we may not ask; the message names the permission.
+        SQSError: SQS could not be asked.
+    """
+    try:
+        attributes = queue.sqs.queue_attributes(queue.url, kinds)
+    except AccessDeniedError as error:
+        sentence = (
+            f"cannot tell how many messages queue {queue.name!r} has: allow sqs:GetQueueAttributes. {error}"
+        )
+        raise reworded(error, sentence) from error
+    return [int(attributes[kind]) for kind in kinds]

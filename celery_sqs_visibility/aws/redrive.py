@@ -47,8 +47,8 @@ class RedriveBook:
     Works without the permission sqs:GetQueueAttributes: an unknown policy is `None`, as "no policy" is.
 
     Args:
-        plain: for the name of a queue that has no policy, as far as we know, what finds its dead-letter
-            queue, by the option `dead_letter_queue`; `None` where the option names none.
+        plain: for the name of a queue without a policy, as far as we know, a function that finds its
+            dead-letter queue by the option `dead_letter_queue`; `None` where the option names none.
     """
 
     def __init__(self, plain: Callable[[str], Callable[[], Queue] | None] = lambda _name: None) -> None:

@@ -92,5 +92,5 @@ def renewal_times(settings: ClientSettings) -> tuple[int, int]:
     """Return the seconds before the end of credentials at which one thread renews, and at which all wait."""
     buffer = settings.role_buffer_seconds if settings.role_buffer_seconds < settings.role_seconds else 0
     mandatory = max(buffer, RENEWAL_SECONDS)
-    # Half of what is left at most, so that fresh credentials are not due for renewal at once.
+    # Half of the time left at most, so that fresh credentials are not due for renewal at once.
     return mandatory + min(2 * RENEWAL_SECONDS, (settings.role_seconds - mandatory) // 2), mandatory

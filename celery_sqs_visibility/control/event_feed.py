@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
-from celery_sqs_visibility.aws.queue_counts import HIDDEN, VISIBLE, counts
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, counts
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
@@ -264,7 +263,7 @@ class EventMessage:
 
     @property
     def events(self) -> int:
-        """How many events it has."""
+        """The number of its events."""
         content = json.loads(self.body)
         return len(content) if isinstance(content, list) else 1
 

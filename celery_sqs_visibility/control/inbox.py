@@ -34,24 +34,24 @@ HELPERS_WAIT_SECONDS: Final = 2
 SWEEP_SECONDS: Final = 3600
 FIRST_SWEEP_SECONDS: Final = 600
 
-#: After errors in a row, the longest pause: after errors that pass, and after a missing permission.
+#: The longest pauses after errors in a row: errors that pass, and a missing permission.
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
 #: Up to this many errors in a row, pauses are as short as those of other requests.
 FEW: Final = 5
 
-#: After an error that is a bug.
+#: Pause after an unexpected error, which is a bug.
 PAUSE_SECONDS: Final = 5.0
 
-#: Between two checks whether a full consumer has caught up.
+#: Pause between two checks whether a full consumer has caught up.
 FULL_PAUSE_SECONDS: Final = 0.1
 
 #: SQS may not know a younger queue yet; polls of it are repeated after the second of these times.
 NEW_SECONDS: Final = 10.0
 NEW_PAUSE_SECONDS: Final = 0.2
 
-#: A caller that needs a new queue's address waits for so long.
+#: A caller waits for a new queue's address for so long at most.
 CREATION_SECONDS: Final = 10.0
 
 UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
@@ -63,7 +63,7 @@ class Inbox:
     Args:
         queues: the directory.
         exchange: the exchange that the queue is bound to.
-                node: the owner of the queue.
+            node: the owner of the queue.
         deliver: takes each received message. In the thread.
         clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.
@@ -105,7 +105,7 @@ class Inbox:
         self._error: SQSError | None = None
         self._deleting: threading.Thread | None = None
         self._used_at = clock.monotonic()
-        self._made_at = self._renew_at = -math.inf  # the thread's alone, as what follows
+        self._made_at = self._renew_at = -math.inf  # the thread's alone, as all below
         self._sweep_at = clock.monotonic() + FIRST_SWEEP_SECONDS * random.random()  # noqa: S311
         self._failures = 0
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
 
-#: Ids of messages that a mailbox remembers. What stays in a control queue is gone after a minute.
+#: Ids of messages that a mailbox remembers. A message in a control queue is gone after a minute.
 REMEMBERED: Final = 10_000
 
 #: Tells whether a message may still be handled: asked by the consumer's thread.
@@ -19,15 +19,15 @@ Put = Callable[[dict[str, Any], IsInTime], None]
 
 
 def never() -> bool:
-    """A consumer that always has room."""
+    """A consumer whose backlog is never full."""
     return False
 
 
 class Mailbox:
-    """Celery's consumer of one queue. It may come and go: Celery resets its own after an error. Any thread.
+    """The messages of one queue for Celery's consumer, which may come and go after an error. Any thread.
 
     Args:
-                put: takes delivered messages; `None` until there is a consumer.
+            put: takes delivered messages; `None` until there is a consumer.
         is_full: whether the consumer's backlog is full; then messages stay at SQS.
     """
 

@@ -49,10 +49,10 @@ LOOK_SECONDS: Final = 600.0
 #: Attempts of a worker at one look, while the error is one that passes: up to 3 s.
 LOOK_ATTEMPTS: Final = 5
 
-#: Between two looks of a client: it takes no commands, so that no monitor can announce itself.
+#: Between two looks of a client, to which no monitor can announce itself: it takes no commands.
 CLIENT_LOOK_SECONDS: Final = 300.0
 
-#: A monitor is gone if it is not listed, and was last announced so long ago: lists may be a minute old.
+#: A monitor that is not listed is gone this long after its last announcement: lists may be a minute old.
 FORGET_SECONDS: Final = 90.0
 
 CANNOT_LIST: Final = (
@@ -62,7 +62,7 @@ CANNOT_LIST: Final = (
 
 
 class Monitors:
-    """The monitors of one exchange that this process knows of, and their events. Any thread.
+    """The monitors of one exchange, as far as this process knows them, and their events. Any thread.
 
     Args:
         exchange: to which Celery publishes events.
@@ -169,7 +169,7 @@ class Monitors:
             now = self._clock.monotonic()
             due = now - self._looked >= CLIENT_LOOK_SECONDS
             if due:
-                self._looked = now  # other threads go by what is known meanwhile
+                self._looked = now  # other threads go by the monitors known so far
         if due:
             self.look()
 
@@ -208,7 +208,7 @@ class Monitors:
     def _forget(self, gone: EventFeed) -> None:
         with self._lock:
             if gone not in self._feeds.values():
-                return  # what still waited in a feed that was forgotten has found no queue
+                return  # a feed that was forgotten has sent its last events, and found no queue
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
         gone.batch_threads.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
@@ -221,7 +221,7 @@ class EventExchanges:
         queues: the directory of control queues.
         clock: the clock.
         in_worker: whether this is the main process of a worker.
-        use_here: what an exchange is for, as the apps of this process name theirs.
+        use_here: Celery's use of an exchange, as the apps of this process name theirs.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class EventExchanges:
         self._clock = clock
         self._in_worker = in_worker
         self._use_here = use_here
-        self._lock = ProcessLock()  # guards what follows
+        self._lock = ProcessLock()  # guards everything below
         self._monitors: dict[str, Monitors] = {}  # by exchange
         self._inboxes: dict[str, tuple[str, Inbox]] = {}  # with its exchange, by Celery's name of the queue
 

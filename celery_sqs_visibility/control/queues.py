@@ -36,13 +36,13 @@ ATTRIBUTES: Final = {
     "VisibilityTimeout": str(10 * SHORTEST_RETENTION_SECONDS),
 }
 
-#: How long the list of an exchange's queues is good for. SQS's own may be a minute old.
+#: Seconds for which the list of an exchange's queues is used. SQS's own may be a minute old.
 LIST_SECONDS: Final = 10
 
 #: Most requests at once of one broadcast.
 MOST_THREADS: Final = 32
 
-#: Before a second attempt at one message, where the error of the first passes.
+#: The pause before a second attempt at one message, if the error of the first passes.
 PAUSES: Final = (0.0,)
 
 #: Attempts to delete the queue of a process that ends, which has little time.
@@ -70,7 +70,7 @@ class ControlQueues:
 
     Args:
         sqs: access to them.
-        prefix: what their names begin with.
+        prefix: the beginning of their names.
         tags: those that the user wants on every queue.
         clock: the clock.
     """
@@ -80,9 +80,9 @@ class ControlQueues:
         self._prefix = prefix
         self._tags = dict(tags)
         self._clock = clock
-        self._lock = ProcessLock()  # guards what follows
+        self._lock = ProcessLock()  # guards everything below
         self._listed: dict[str, tuple[float, dict[str, str]]] = {}  # exchange: when, address to URL
-        self._base: str | None = None  # what stands before the name in a URL
+        self._base: str | None = None  # the part of a URL before the name
 
     def create(self, exchange: str, node: str) -> ControlQueue:
         """Create a queue with an unused name. It may take a second until it is usable."""
@@ -210,10 +210,10 @@ ALIVE_TAG: Final = "celery-control-alive"
 #: Seconds from one sign of life to the next.
 SIGN_OF_LIFE_SECONDS: Final = 300
 
-#: Without a sign of life for so long, nobody has the queue. AWS lets clocks differ by five minutes.
+#: Nobody has a queue without a sign of life for this long. AWS lets clocks differ by five minutes.
 STALE_SECONDS: Final = 1200
 
-#: Characters that SQS takes in the value of a tag, and the most of them.
+#: Characters that SQS refuses in the value of a tag, and the most that it takes.
 _ILLEGAL: Final = re.compile(r"[^\w .:/=+\-@]")
 _LONGEST_VALUE: Final = 256
 
@@ -230,7 +230,7 @@ def sign_of_life(now: float) -> dict[str, str]:
 
 
 def is_stale(tags: Mapping[str, str], exchange: str, now: float) -> bool:
-    """Whether it is a queue of that exchange which nobody has any more. Never one without all our tags."""
+    """Whether nobody has that queue of the exchange any more. `False` without all our tags."""
     alive = tags.get(ALIVE_TAG, "")
     ours = tags.get(EXCHANGE_TAG) == _legal(exchange) and NODE_TAG in tags
     return ours and alive.isascii() and alive.isdigit() and now - int(alive) > STALE_SECONDS

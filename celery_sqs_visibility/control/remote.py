@@ -5,7 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -15,11 +17,10 @@ from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
-from celery_sqs_visibility.control.members import Members
 from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.replies import Replies
-from celery_sqs_visibility.control.reply_sender import ReplySender
+from celery_sqs_visibility.control.replies import Replies, ReplySender
+from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
     SQSError,
@@ -34,11 +35,26 @@ logger = logging.getLogger(__name__)
 #: A command is sent again for so long while SQS does not take it. Celery's callers wait a second for replies.
 BROADCAST_SECONDS: Final = 3.0
 
+#: The queue of a consumer that was cancelled stays for so long: Celery resets its own after an error.
+KEPT_SECONDS: Final = 5.0
+
 #: A process that ends waits this long for the deletion of its queues.
 END_SECONDS: Final = 1.5
 
 #: And so long for its last events, such as `worker-offline`, and for its last replies.
 LAST_WORDS_SECONDS: Final = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """A worker or a receiver of events in this process, with a queue of its own.
+
+    Its consumer may be gone for up to `KEPT_SECONDS`; `left` counts how often it went.
+    """
+
+    mailbox: Mailbox
+    inbox: Inbox
+    left: int = 0
 
 
 class RemoteControl:
@@ -49,7 +65,7 @@ class RemoteControl:
         options: the transport options.
         clock: the clock.
         in_worker: whether this is the main process of a worker.
-        use_here: what an exchange is for, as the apps of this process name theirs.
+        use_here: Celery's use of an exchange, as the apps of this process name theirs.
 
     Attributes:
         queues: the directory.
@@ -68,13 +84,14 @@ class RemoteControl:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
         self.events = EventExchanges(self.queues, clock, in_worker, use_here)
-        self._members = Members(self.queues, self.events, clock, self._deliver, self._end, self._announce)
         self._replies = Replies(self.queues, self._decoded, clock)
         self._reply_sender = ReplySender(self.queues, clock)
         #: Send a worker's answer, in another thread. A caller that has gone gets none.
         self.reply = self._reply_sender.reply
         self._pid = os.getpid()
+        self._closed = threading.Event()
         self._lock = ProcessLock()  # guards everything below
+        self._members: dict[str, Member] = {}  # by Celery's name of the queue
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
         self._commanded: set[str] = set()  # exchanges to which this process has sent commands
         self._unreadable = False  # whether one has been logged
@@ -83,12 +100,19 @@ class RemoteControl:
     def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = never) -> None:
         """Give `put` the messages of the exchange that are for Celery's queue of that name. No request.
 
-        While `is_full`, messages other than replies stay at SQS.
+        While `is_full`, messages other than replies stay at SQS. A consumer that comes again gets the
+        messages that came meanwhile.
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.collect(queue.removesuffix(f".{exchange}"), put)
             return
-        self._members.consume(queue, exchange, put, is_full)
+        with self._lock:
+            if (member := self._members.get(queue)) is not None:
+                member.mailbox.open(put, is_full)
+                return
+            member = self._members[queue] = self._new_member(queue, exchange, Mailbox(put, is_full))
+        self.events.consume(queue, exchange, member.inbox)
+        member.inbox.start()
 
     def cancel(self, queue: str, exchange: str) -> None:
         """Stop consuming. The queue is deleted soon, unless it is consumed again before.
@@ -97,12 +121,21 @@ class RemoteControl:
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.forget(queue.removesuffix(f".{exchange}"))
-        else:
-            self._members.cancel(queue)
+            return
+        with self._lock:
+            if (member := self._members.get(queue)) is None:
+                return
+            member.mailbox.close()
+            member.left += 1
+        if start_thread(self._leave, "sqs-control-leave", queue, member, member.left) is None:
+            self._remove(queue, member, member.left)
 
     def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
         """Keep a message for the queue's next consumer, since its own was cancelled too early."""
-        self._members.hand_on(queue, payload, is_in_time)
+        with self._lock:
+            member = self._members.get(queue)
+        if member is not None:
+            member.mailbox.put(payload, is_in_time)
 
     def expect_replies(self, exchange: str) -> None:
         """Begin to make the queue of this process's replies, if there is none."""
@@ -140,8 +173,11 @@ class RemoteControl:
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
+        self._closed.set()
         self.events.close(LAST_WORDS_SECONDS)
-        for inbox in (*self._members.close(), *self._replies.close()):
+        with self._lock:
+            members, self._members = self._members, {}
+        for inbox in (*(member.inbox for member in members.values()), *self._replies.close()):
             self._end(inbox)
         self._reply_sender.close(LAST_WORDS_SECONDS)
         until = self._clock.monotonic() + timeout
@@ -156,6 +192,33 @@ class RemoteControl:
         if self._pid == os.getpid():
             atexit.unregister(self.close)
             atexit.register(self.close)
+
+    def _new_member(self, queue: str, exchange: str, mailbox: Mailbox) -> Member:
+        inbox = Inbox(
+            self.queues,
+            exchange,
+            queue.removesuffix(f".{exchange}"),
+            partial(self._deliver, exchange, mailbox),
+            self._clock,
+            sweeps=(exchange, replies_of(exchange)),
+            is_full=mailbox.is_full,
+            moved=self._announce,
+        )
+        return Member(mailbox, inbox)
+
+    def _leave(self, queue: str, member: Member, left: int) -> None:
+        """Remove a member, unless its consumer comes back before `KEPT_SECONDS` are over. A thread."""
+        self._closed.wait(KEPT_SECONDS)
+        self._remove(queue, member, left)
+
+    def _remove(self, queue: str, member: Member, left: int) -> None:
+        with self._lock:
+            is_back = member.mailbox.is_open or member.left != left
+            if is_back or self._members.get(queue) is not member:
+                return
+            del self._members[queue]
+        self.events.cancel(queue)
+        self._end(member.inbox)
 
     def _announce(self) -> None:
         """Announce a monitor's new queue to workers, by the command of Celery's receivers. A thread."""

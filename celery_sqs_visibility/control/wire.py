@@ -28,7 +28,7 @@ MONITORS: Final = "monitors"
 #: Most addresses that are read of one exchange: a process has a queue of events for each receiver.
 MOST_ADDRESSES: Final = 16
 
-#: The property with the seconds until then: two machines' clocks differ.
+#: The property with the seconds until the caller waits no longer: two machines' clocks differ.
 EXPIRES_IN: Final = "expires_in"
 
 #: The property by which its receiver knows a message that was sent twice, since SQS's answer was lost.
@@ -74,7 +74,7 @@ def body_of(message: Mapping[str, Any]) -> Any:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Its content as JSON."""
+    """The content of a message that this process publishes, as JSON."""
     body = message["body"]
     return body if message["content-type"] == JSON and isinstance(body, str) else str(dumps(body_of(message)))
 
@@ -166,7 +166,7 @@ def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seconds_in_queue(received: ReceivedMessage) -> float:
-    """By SQS's clock alone."""
+    """Seconds from the sending to the receive, by SQS's clock alone."""
     attributes = received["Attributes"]
     milliseconds = int(attributes["ApproximateFirstReceiveTimestamp"]) - int(attributes["SentTimestamp"])
     return max(0.0, milliseconds / 1000)

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from celery_sqs_visibility.aws.queue_counts import DELAYED, HIDDEN, VISIBLE, count, counts
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import DELAYED, HIDDEN, VISIBLE, Queue, count, counts
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.operate.queue_metrics import QueueMetrics
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK

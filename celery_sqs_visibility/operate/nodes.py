@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import click
 from celery import Celery
 
-from celery_sqs_visibility.transport.control_channel import REMEDY
+from celery_sqs_visibility.transport.control_exchanges import REMEDY
 
 F = TypeVar("F", bound=Callable[..., Any])
 

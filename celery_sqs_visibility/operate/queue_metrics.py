@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.cloudwatch import BotoCloudWatch, CloudWatch, QueueMetric, Span
+from celery_sqs_visibility.aws.cloudwatch import CloudWatch, QueueMetric, Span
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError, UnavailableError
@@ -104,7 +104,7 @@ def metrics_of(context: BrokerContext) -> QueueMetrics:
 
     def cloudwatch_of(queue: Queue) -> CloudWatch:
         settings = settings_of_queue(queue.name, context.client_settings, context.options)
-        return clients.setdefault(settings, BotoCloudWatch(settings))
+        return clients.setdefault(settings, CloudWatch(settings))
 
     return QueueMetrics(cloudwatch_of)
 

@@ -60,7 +60,7 @@ def is_sns(body: dict[str, Any]) -> bool:
 
 
 def is_s3_test(body: dict[str, Any]) -> bool:
-    """Whether it is what S3 sends once, when notifications are configured: it is about no object."""
+    """Whether it is the message that S3 sends when notifications are configured: it is about no object."""
     return body.get("Service") == "Amazon S3" and body.get("Event") == "s3:TestEvent"
 
 

@@ -55,7 +55,7 @@ class FetchedMessages:
     def with_payload(
         self, message: ReceivedMessage, queue: Queue, called: float
     ) -> tuple[PayloadPointer | None, ReceivedMessage]:
-        """Where a message's payload is, if in S3, and the message with it. The caller's thread waits.
+        """The pointer to a payload in S3, if any, and the message with its payload. The calling thread waits.
 
         Raises:
             UnreadableError: there is no such payload.
@@ -76,7 +76,7 @@ class FetchedMessages:
         return pointer, {**message, "Body": fetch(self._payloads.objects, pointer, in_time)}
 
     def add(self, handle: str, queue: Queue, called: float, pointer: PayloadPointer | None = None) -> None:
-        """A receive that began at that monotonic instant brought the message of this handle."""
+        """Add the message of this handle, from a receive that began at the monotonic instant `called`."""
         with self._lock:
             self._forget_lapsed()
             self._fetched[handle] = FetchedMessage(queue, self._deadline(queue, called), pointer)
@@ -110,7 +110,7 @@ class FetchedMessages:
         return True
 
     def release_all(self) -> None:
-        """Make visible again what nobody settled. Errors are logged."""
+        """Make messages visible again that nobody settled. Errors are logged."""
         with self._lock:
             self._forget_lapsed()
             left, self._fetched = self._fetched, {}

@@ -1,21 +1,26 @@
-"""What a broker URL and the transport options say of AWS: its clients, the queues, the bucket of payloads."""
+"""Access to AWS by a broker URL and transport options: clients, queues, the bucket of payloads."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
+from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
-from celery_sqs_visibility.aws.guarded_objects import GuardedObjectStore
-from celery_sqs_visibility.aws.object_store import S3ObjectStore
+from celery_sqs_visibility.aws.object_store import GuardedObjectStore, S3ObjectStore
 from celery_sqs_visibility.aws.port import SQS
+from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.aws.shared import shared_sqs
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.transport.broker_url import BrokerURL
+
+_lock = ProcessLock()  # guards _shared
+_shared: Final[dict[tuple[int, ClientSettings], BotoSQS]] = {}
 
 
 def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
@@ -31,6 +36,18 @@ def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
         role_buffer_seconds=options.sts_token_buffer_time,
         config=frozen_config(options.client_config),
     )
+
+
+def shared_sqs(settings: ClientSettings) -> BotoSQS:
+    """This process's `SQS` for those settings: kombu's many Connections share its connection pools.
+
+    Any thread. A forked child gets its own.
+    """
+    key = os.getpid(), settings
+    with _lock:
+        if key not in _shared:
+            _shared[key] = BotoSQS(settings)
+        return _shared[key]
 
 
 def queues_of(settings: ClientSettings, options: Options) -> Queues:
@@ -51,13 +68,13 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
 
 
 def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
-    """Those of the connection, but for what a predefined queue has of its own."""
+    """The connection's settings, but for those that a predefined queue has of its own."""
     predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
     return settings if predefined is None else _settings_for(predefined, settings)
 
 
 def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
-    """Where large payloads go; `None`: nowhere. No request."""
+    """The store of large payloads; `None` without a bucket. No request."""
     store = options.payload_store
     if store is None or store.bucket is None:
         return None
@@ -66,7 +83,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
 
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
-    """Those of the connection, but for what the queue has of its own. Equal ones share clients."""
+    """The connection's settings, but for the queue's own. Equal settings share clients."""
     settings = settings.with_own(predefined, predefined.region or settings.region)
     if not predefined.sts_role_arn:
         return settings

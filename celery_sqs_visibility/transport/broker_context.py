@@ -1,4 +1,4 @@
-"""What the connections of a process to one broker share."""
+"""The part that all connections of a process to one broker share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _contexts: dict[tuple[int, str], BrokerContext] = {}
 
 
 class BrokerContext:
-    """The queues of one broker, as one process sees them, and what is known of them.
+    """The queues of one broker, as one process sees them, with all that it knows of them.
 
     Attributes:
         outgoing: sends messages of any size.
@@ -63,7 +63,7 @@ class BrokerContext:
         new_sender: makes a sender of those that are published in a block.
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
-        turns: those of the worker's queues, where they have an order or a most.
+        turns: of the worker's queues, where these have an order or a maximum.
         pauses: the worker's queues that are not polled for now.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
@@ -72,9 +72,9 @@ class BrokerContext:
         on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
-        decode_for_worker: likewise; a bootstep sets it where tasks take messages that are not Celery's.
-        queue_consumers: those in use, of closed channels too while a task of theirs runs.
-        worker_queue_consumers: those of the worker itself; the others belong to consumers inside its tasks.
+        decode_for_worker: the same for a worker; a bootstep sets it where tasks take messages of AWS events.
+        queue_consumers: the consumers in use; those of a closed channel, too, while a task of theirs runs.
+        worker_queue_consumers: the worker's own among them; the others belong to consumers inside its tasks.
     """
 
     def __init__(self, broker: BrokerURL, options: Options) -> None:
@@ -108,7 +108,7 @@ class BrokerContext:
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
-        """A consumer of the worker, or one without slots."""
+        """Make a consumer: the worker's, or one without slots."""
         queue_consumer = QueueConsumer(
             self.options,
             self.receive_options,
@@ -130,7 +130,7 @@ class BrokerContext:
         return queue_consumer
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
-        """What is known here of how long a message to the queue may wait. Any thread, no request."""
+        """The bounds of a message's wait in the queue, as far as they are known. Any thread, no request."""
         stated = stated_retention(self.options.sqs_creation_attributes)
         options = self.options.for_queue(queue.name)
         retention = self.redrive.known_retention(queue) or stated
@@ -152,10 +152,9 @@ class BrokerContext:
     @cached_property
     def fanout(self) -> Fanout:
         """The fanout exchanges. Imported when first needed: most apps have none."""
-        from celery_sqs_visibility.transport.fanout import Fanout  # noqa: PLC0415
-        from celery_sqs_visibility.transport.sns_topics import topics  # noqa: PLC0415
+        from celery_sqs_visibility.transport.fanout import Fanout, topics_of  # noqa: PLC0415
 
-        return Fanout(topics(self.client_settings, self.options), self.queues)
+        return Fanout(topics_of(self.client_settings, self.options), self.queues)
 
     @cached_property
     def control(self) -> RemoteControl:
@@ -213,7 +212,7 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
 
     `given` are the transport options as the user wrote them.
     """
-    # Without what kombu adds when it publishes with a retry policy: Celery's connections do not all have it.
+    # Without the options that kombu adds when it publishes with a retry policy: few connections have them.
     ours = {name: v for name, v in given.items() if name not in OTHER_PEOPLES_OPTIONS}
     key = os.getpid(), repr((broker, broker.password, sorted(ours.items(), key=repr)))
     with _lock:

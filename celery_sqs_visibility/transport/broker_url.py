@@ -1,4 +1,4 @@
-"""The setting `broker_url`: where SQS is, the credentials and transport options, if it says so.
+"""The setting `broker_url`: the endpoint of SQS, credentials and transport options, as far as it names them.
 
 A monitor that is given the URL alone reads options there: `celery-sqs-visibility://?remote_control=true`.
 
@@ -46,7 +46,7 @@ class BrokerURL:
 
     @classmethod
     def of(cls, client: Any) -> BrokerURL:
-        """The URL of a kombu Connection, or what it was given in place of one.
+        """The URL of a kombu Connection, or of the host that it was given in place of one.
 
         Raises:
             OptionError: there is no such URL. The message shows nothing that may be part of a secret.

@@ -9,25 +9,44 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from queue import Empty
 from typing import Any, Final
 
+from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
+
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.queues import Queue, no_such_predefined_queue, when_known
+from celery_sqs_visibility.aws.queues import (
+    DELAYED,
+    HIDDEN,
+    VISIBLE,
+    Queue,
+    count,
+    no_such_predefined_queue,
+    when_known,
+)
+from celery_sqs_visibility.command_line import ends_command
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.publish.blocks import batched
-from celery_sqs_visibility.delivery.publish.retries import until_deadline
+from celery_sqs_visibility.delivery.publish.retries import PublishAttempts, until_deadline
 from celery_sqs_visibility.delivery.settlements import Delete
-from celery_sqs_visibility.errors import QueueDoesNotExistError, UnreadableError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
+from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import encode_message
-from celery_sqs_visibility.transport.control_channel import ControlChannel
-from celery_sqs_visibility.transport.exchanges import bound_by_apps, refuse_unbound
+from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
+from celery_sqs_visibility.transport.exchanges import (
+    DirectExchange,
+    is_an_apps_fanout,
+    refuse_type,
+    use_here,
+)
 from celery_sqs_visibility.transport.message import Message, QoS
-from celery_sqs_visibility.transport.temporary_queues import is_reply
+from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, is_reply, temporary
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +60,11 @@ LOSES_MESSAGES: Final = (
 )
 
 
-class Channel(ControlChannel):
-    """A channel. Methods whose docstring names no thread belong to Celery's main thread."""
+class Channel(virtual.Channel):
+    """A channel. Methods belong to the thread that has it (Celery's main thread) unless they name another.
+
+    What Celery does unasked costs no request.
+    """
 
     Message = Message
     QoS = QoS
@@ -50,9 +72,23 @@ class Channel(ControlChannel):
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)
+        exchange_types: Any = self.exchange_types
+        exchange_types["direct"] = DirectExchange(self)
+        self._transport = connection  # virtual.Channel forgets it when it closes
         self._pid = os.getpid()
+        # With it kombu calls `_queue_bind` and `_put_fanout`.
+        self.supports_fanout = connection.options.supports_fanout
+        self._control = ControlExchanges(connection)
+        self._attempts = PublishAttempts()
         self._queue_consumer: QueueConsumer | None = None
+        self._consumed: dict[str, str] = {}  # the queue of each consumer tag
         self._fetched = FetchedMessages(connection.options.for_queue, SYSTEM_CLOCK, self.context.payloads)
+
+    @property
+    def context(self) -> BrokerContext:
+        """The part that the connections of this process share. Any thread."""
+        context: BrokerContext = self._transport.context
+        return context
 
     @property
     def queue_consumer(self) -> QueueConsumer:
@@ -69,8 +105,178 @@ class Channel(ControlChannel):
         """The delivery of that tag, if it is held and not settled. Any thread."""
         return self._queue_consumer.ledger.get(delivery_tag) if self._queue_consumer else None
 
+    def close(self) -> None:
+        """Give back messages that do not run, and close. A forked child has nothing to give back."""
+        is_ours = self._pid == os.getpid()
+        if is_ours:
+            for consumer_tag in list(self._consumed):
+                self.basic_cancel(consumer_tag)
+        super().close()
+        if is_ours and self._queue_consumer is not None:
+            self._queue_consumer.close()
+        if is_ours:
+            self._fetched.release_all()
+
+    def exchange_declare(
+        self,
+        exchange: str | None = None,
+        type: str | None = "direct",  # noqa: A002 - kombu's name
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Note an exchange. See `refuse_type` for those that SQS cannot have."""
+        kind = type or "direct"
+        refuse_type(exchange or "", kind, supports_fanout=self.context.options.supports_fanout)
+        super().exchange_declare(exchange, kind, *args, **kwargs)
+        self._control.declared = exchange
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+        """Forget the exchange and its bindings. No queue is deleted, as in AMQP."""
+        state: Any = self.state
+        bound = [key for key in state.bindings if key.exchange == exchange]
+        if if_unused and bound:
+            return
+        for queue, _, routing_key in bound:
+            state.binding_delete(queue, exchange, routing_key)
+        state.exchanges.pop(exchange, None)
+
+    def typeof(self, exchange: str, default: str = "direct") -> Any:
+        """The exchange's type. Celery declares none where it publishes to a `Broadcast` queue."""
+        exchanges: Any = self.state.exchanges
+        if self.supports_fanout and exchange not in exchanges and self._is_fanout(exchange):
+            self.exchange_declare(exchange, "fanout")
+        return super().typeof(exchange, default)
+
+    def _is_fanout(self, exchange: str) -> bool:
+        return exchange in self.context.options.predefined_exchanges or is_an_apps_fanout(exchange)
+
+    def get_table(self, exchange: str) -> Any:
+        """The exchange's bindings on this connection; none of an exchange that nobody has declared here."""
+        exchanges: Any = self.state.exchanges
+        return exchanges.get(exchange, {}).get("table", ())
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
+        """Give `queue_declare` the queue's expiry by its AMQP name, `x-expires`."""
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+        """Create the queue if it is missing; `passive` asks instead how many messages are visible in it.
+
+        Celery's workers and producers never ask that: it is a request, and a permission.
+        """
+        try:
+            declared = super().queue_declare(queue, passive, **kwargs)
+        finally:
+            self._control.declared = None
+        return declared._replace(message_count=self._count(declared.queue, VISIBLE)) if passive else declared
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Bind the queue. One of Celery's own, whose names change, has no place in the exchange's table."""
+        if exchange and use_here(exchange):
+            state: Any = self.state
+            state.binding_declare(queue, exchange, routing_key, arguments)
+        else:
+            super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
+
+    def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:  # noqa: FBT001, FBT002
+        """Delete the queue with its messages, unless it is in use or not empty.
+
+        It is in use if it is consumed on this connection, or if messages of it are hidden: somebody processes
+        them or waits for them. It is empty if it has no message, hidden and delayed ones included. The counts
+        of SQS are approximate: a message may be missing from them for a minute. Without them nothing is
+        deleted, and `SQSError` is raised.
+        """
+        if if_unused and (self._is_consumed_here(queue) or self._count(queue, HIDDEN)):
+            return
+        if if_empty and self._count(queue, VISIBLE, HIDDEN, DELAYED):
+            return
+        self._delete(queue)
+        self.state.queue_bindings_delete(queue)
+
+    def after_reply_message_received(self, queue: str) -> None:
+        """Forget the binding. The queue itself serves this process's next command."""
+        self.state.queue_bindings_delete(queue)
+
+    def consumes(self, queue: str) -> bool:
+        """Whether the channel has a consumer of the queue. Any thread."""
+        return queue in list(self._consumed.values())
+
+    def _is_consumed_here(self, queue: str) -> bool:
+        channels: list[Channel] = self._transport.channels
+        return any(channel.consumes(queue) for channel in list(channels))
+
+    def _count(self, queue: str, *kinds: str) -> int:
+        try:
+            return count(self.context.queues.find(queue), *kinds)
+        except QueueDoesNotExistError:
+            self.context.queues.forget(queue)
+            raise
+
+    def _queue_bind(self, *_: Any) -> None:
+        """Nothing: a queue is subscribed when it is consumed, as with kombu."""
+
+    def _new_queue(
+        self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        if self._control.declare(queue):
+            return
+        attributes = temporary(queue, auto_delete=auto_delete, arguments=arguments)
+        with self._publish_attempts:
+            if attributes is None:
+                self.context.queues.find_or_create(queue)
+            elif self.context.options.supports_fanout and is_of_a_broadcast(queue):
+                self.context.temporary_queues.declare(queue, attributes)
+            else:
+                self.context.temporary_queues.find_or_create(queue, attributes)
+
+    def _has_queue(self, queue: str, **_: Any) -> bool:
+        try:
+            self.context.queues.find(queue)
+        except QueueDoesNotExistError:
+            return False
+        return True
+
+    def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
+        """0: virtual counts at each declaration, which would be a request and a permission."""
+        return 0
+
+    def _purge(self, queue: str) -> int:
+        try:
+            target = self.context.queues.find_or_create(queue)
+            purged = int(target.sqs.queue_attributes(target.url, [VISIBLE]).get(VISIBLE, 0))
+            target.sqs.purge(target.url)
+        except SQSError as error:
+            # celery/bin/purge.py counts a queue that raises one of `channel_errors` as empty.
+            ended = ends_command(error)
+            if ended is error:
+                raise
+            raise ended from error
+        return purged
+
+    def _delete(self, queue: str, *_: Any, **__: Any) -> None:
+        """Delete the queue, and the subscriptions that this process has made for it.
+
+        Predefined queues stay, and Celery's own are deleted where they are no longer consumed.
+        """
+        context = self.context
+        if self._control.exchange_of(queue) is not None or context.options.predefined_queues:
+            return
+        if self.supports_fanout:
+            context.fanout.unsubscribe(queue)
+        with suppress(QueueDoesNotExistError):
+            target = context.queues.find(queue)
+            target.sqs.delete_queue(target.url)
+        context.queues.forget(queue)
+
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Celery's prefetch count limits what is received. 0 is no limit."""
+        """Celery's prefetch count limits the number of received messages. 0 is no limit."""
         qos: Any = self.qos
         qos.prefetch_count, qos.set_by_consumer = prefetch_count, True
         self.queue_consumer.capacity.prefetch_count = prefetch_count
@@ -88,33 +294,70 @@ class Channel(ControlChannel):
         no_ack: bool,  # noqa: FBT001
         callback: Callable[..., Any] | None,
         consumer_tag: str | None,
-        **kwargs: Any,
+        **_: Any,
     ) -> Any:
         """Receive from the queue. Raises `RuntimeError` for a Celery worker that would lose messages."""
         if _loses_messages(callback):
             raise RuntimeError(LOSES_MESSAGES)
-        super().basic_consume(queue, no_ack, callback, consumer_tag, **kwargs)
-        deliver = self._transport._callbacks[queue]  # noqa: SLF001 - virtual.Transport's table of consumers
-        if self._consume_control(queue, deliver):
-            return
-
-        def acknowledge_and_deliver(payload: dict[str, Any]) -> object:
-            self.basic_ack(payload["properties"]["delivery_tag"])
-            return deliver(payload)
-
-        source = self.context.temporary_queues.for_consumer(queue)
-        self._subscribe(source)
-        self.queue_consumer.consume(source, acknowledge_and_deliver if no_ack else deliver)
+        deliver = (
+            partial(self._deliver_acknowledged, callback)
+            if no_ack
+            else partial(self._deliver, callback, self.qos.append)
+        )
+        self._consumed[str(consumer_tag)] = queue
+        if not self._control.consume(queue, deliver):
+            source = self.context.temporary_queues.for_consumer(queue)
+            self._subscribe(source)
+            self.queue_consumer.consume(source, deliver)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Receive no more for that consumer, which keeps the messages that it has."""
-        queue = self._tag_to_queue.get(consumer_tag)
-        super().basic_cancel(consumer_tag)
-        if queue is not None and queue not in self._active_queues and not self._cancel_control(queue):
-            self.queue_consumer.cancel(queue)
-            if not self._transport.for_worker and self.context.temporary_queues.created(queue):
-                self.queue_consumer.abandon(queue)
-                self.context.delete_temporary_queue(queue)
+        queue = self._consumed.pop(str(consumer_tag), None)
+        if queue is None or self.consumes(queue) or self._control.cancel(queue):
+            return
+        self.queue_consumer.cancel(queue)
+        if not self._transport.for_worker and self.context.temporary_queues.created(queue):
+            self.queue_consumer.abandon(queue)
+            self.context.delete_temporary_queue(queue)
+
+    def _deliver(self, callback: Any, append: Any, payload: dict[str, Any]) -> object:
+        message = Message(payload, self)
+        append(message, message.delivery_tag)
+        return callback(message)
+
+    def _deliver_acknowledged(self, callback: Any, payload: dict[str, Any]) -> object:
+        self.basic_ack(payload["properties"]["delivery_tag"])
+        return callback(Message(payload, self))
+
+    def _subscribe(self, queue: Queue) -> None:
+        """Subscribe a queue that is consumed to the fanout exchanges that it is bound to."""
+        if not self.supports_fanout:
+            return
+        bound = dict.fromkeys(each.exchange for each in self.state.queue_bindings(queue.name))
+        exchanges = [each for each in bound if self.typeof(each).type == "fanout" and not use_here(each)]
+        if exchanges:
+            self.context.fanout.subscribe(queue, exchanges)
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
+        """Fetch a message, if there is one. With `no_ack` it is deleted, unless it cannot be read."""
+        message = super().basic_get(queue, no_ack, **kwargs)
+        if no_ack and message is not None and not message.errors:
+            self.basic_ack(str(message.delivery_tag))
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
+        """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
+        source = self.context.queues.find_or_create(queue)
+        called = SYSTEM_CLOCK.monotonic()
+        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
+            try:
+                pointer, message = self._fetched.with_payload(received, source, called)
+                payload = self.context.decode_message(source, message).payload
+            except UnreadableError as error:
+                raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
+            self._fetched.add(message["ReceiptHandle"], source, called, pointer)
+            return payload
+        raise Empty
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
@@ -136,37 +379,33 @@ class Channel(ControlChannel):
             "there is no recover on SQS: requeue each message, or close the channel, which gives them back"
         )
 
-    def close(self) -> None:
-        """Give back what does not run, and close. A forked child has nothing to give back."""
-        if self._pid != os.getpid():
-            self._consumers.clear()
-            super().close()
+    def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **kwargs: Any) -> Any:
+        """Publish the message: to SQS, to SNS, or by remote control. The publishing thread."""
+        if exchange and self._control.publish(message, exchange, routing_key):
+            return None
+        return super().basic_publish(message, exchange, routing_key, **kwargs)
+
+    @property
+    def _publish_attempts(self) -> PublishAttempts:
+        if (client := self._transport.client) is not None:  # kombu forgets it when the connection is closed
+            self._attempts = self.context.publish_attempts(client)
+        return self._attempts
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], *_: Any, **__: Any) -> None:
+        """Publish to all queues that are subscribed, at once: in a block of `publish_batch`, too."""
+        if use_here(exchange):
             return
-        super().close()
-        if self._queue_consumer is not None:
-            self._queue_consumer.close()
-        self._fetched.release_all()
-
-    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-        """Fetch a message, if there is one. With `no_ack` it is deleted, unless it cannot be read."""
-        message = super().basic_get(queue, no_ack, **kwargs)
-        if no_ack and message is not None and not message.errors:
-            self.basic_ack(str(message.delivery_tag))
-        return message
-
-    def _lookup(self, exchange: str, routing_key: str, default: str | None = None) -> list[str] | set[str]:
-        """The queues that are bound to the exchange, on this connection or by apps. See `refuse_unbound`."""
-        queues = super()._lookup(exchange, routing_key, default) or bound_by_apps(exchange, routing_key)
-        if not queues:
-            refuse_unbound(exchange, routing_key)
-        return queues
+        attempts = self._publish_attempts
+        with attempts:
+            until_deadline(partial(self.context.fanout.publish, exchange, message))
+        attempts.failed = 0
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
         """Send the message, or leave it to the block of `publish_batch` around. The publishing thread."""
         context = self.context
         attempts = self._publish_attempts
         with attempts:
-            target = until_deadline(partial(self._target, queue, message))
+            target = until_deadline(partial(self._target, context, queue, message))
             if target is not None:
                 encoded = encode_message(
                     message,
@@ -175,27 +414,29 @@ class Channel(ControlChannel):
                     limits=context.delay_limits(target),
                 )
                 if not batched(context.new_sender, target, encoded, message):
-                    until_deadline(partial(self._send, target, encoded, message))
+                    until_deadline(partial(self._send, context, target, encoded, message))
         attempts.failed = 0
 
-    def _send(self, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]) -> None:
+    def _send(
+        self, context: BrokerContext, queue: Queue, encoded: OutgoingMessage, message: dict[str, Any]
+    ) -> None:
         try:
-            self.context.send(queue, encoded)
+            context.send(queue, encoded)
         except QueueDoesNotExistError as error:
-            self.context.queues.forget(queue.name)
-            if self.context.options.predefined_queues:
+            context.queues.forget(queue.name)
+            if context.options.predefined_queues:
                 raise no_such_predefined_queue(queue, error) from error
             # The queue was deleted after it was found, or is so new that a part of SQS does not know it.
-            again = self._target(queue.name, message)
+            again = self._target(context, queue.name, message)
             if again is not None:
-                when_known(partial(self.context.send, again, encoded))
+                when_known(partial(context.send, again, encoded))
 
-    def _target(self, queue: str, message: dict[str, Any]) -> Queue | None:
+    def _target(self, context: BrokerContext, queue: str, message: dict[str, Any]) -> Queue | None:
         """The queue to send to; `None` for a result whose client has gone, and its queue with it."""
         if not is_reply(message, message["properties"]["delivery_info"]["exchange"], queue):
-            return self.context.queues.find_or_create(queue)
+            return context.queues.find_or_create(queue)
         try:
-            return self.context.queues.find(queue)
+            return context.queues.find(queue)
         except QueueDoesNotExistError:
             # Created anew, the queue would stay for ever.
             logger.info(
@@ -203,22 +444,8 @@ class Channel(ControlChannel):
             )
             return None
 
-    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
-        """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
-        source = self.context.queues.find_or_create(queue)
-        called = SYSTEM_CLOCK.monotonic()
-        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
-            try:
-                pointer, message = self._fetched.with_payload(received, source, called)
-                payload = self.context.decode_message(source, message).payload
-            except UnreadableError as error:
-                raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
-            self._fetched.add(message["ReceiptHandle"], source, called, pointer)
-            return payload
-        raise Empty
-
 
 def _loses_messages(callback: Any) -> bool:
-    """Whether it is of a Celery worker in which Celery still handles bad messages: it deletes them."""
+    """Whether the callback is that of a Celery worker that deletes bad messages, as Celery does."""
     on_decode_error = getattr(getattr(callback, "__self__", None), "on_decode_error", None)
     return getattr(on_decode_error, "__module__", None) == CELERYS_CONSUMER

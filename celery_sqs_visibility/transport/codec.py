@@ -23,6 +23,7 @@ from kombu.utils.json import JSONEncoder, dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.contacts.python import decodes_to_text
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -53,10 +54,10 @@ _HEADERS: Final = itemgetter("task", "id", "retries", "eta")
 _USUAL_TYPES: Final = [str, str, dict, str, str, str, int, type(None)]
 USUAL_ENCODINGS: Final = ("utf-8", "binary")
 
-#: As kombu's `dumps`, which makes an encoder for each message.
+#: As kombu's `dumps`, without a new encoder for each message.
 _encode: Final = JSONEncoder().encode
 
-#: Takes nothing but base64; without the steps around it where Python has it in C.
+#: Decodes base64, and refuses any other text. Python 3.11 has that in C.
 _decode_base64: Final[Callable[[str], bytes]] = (
     partial(binascii.a2b_base64, strict_mode=True)  # type: ignore[call-arg]  # types are those of Python 3.10
     if sys.version_info >= (3, 11)
@@ -80,15 +81,15 @@ ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 #: Bytes left to a dead letter's attributes.
 ATTRIBUTE_BYTES: Final = 4096
 
-#: Nothing is known of the queue.
+#: Of a queue of which nothing is known.
 NO_LIMITS: Final = DelayLimits()
 
-#: In a payload that was made of a message which is no task: the message's own body.
+#: The key of the message's own body, in a payload that was made of a message that is no task.
 OWN_BODY: Final = "sqs-body"
 
 
 class NoTaskError(UnreadableError):
-    """A body is not in kombu's format: another program's, not a task with a fault."""
+    """A body is not in kombu's format: it is another program's, and no task with a fault."""
 
 
 def encode_message(
@@ -98,7 +99,7 @@ def encode_message(
     base64_encoded: bool,
     limits: DelayLimits = NO_LIMITS,
 ) -> OutgoingMessage:
-    """Make of kombu's message one to send.
+    """Make the message to send of kombu's message.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
     `DelaySeconds`) become SQS's, and so does an ETA within `limits`. A message to a FIFO queue without a
@@ -120,17 +121,21 @@ def encode_message(
     eta = eta_of(headers_with_eta(message))
     if isinstance(queue, Queue):
         delay, visible_at = delay_of(properties, eta, queue, limits)
-    else:  # the workers hide what came by a topic until its ETA
+    else:  # workers hide a message that came by a topic until its ETA
         delay, visible_at = without_delay(properties, queue.exchange, "SNS has no delays")
     text = _encode({**message, "properties": properties})
     return OutgoingMessage(
-        body=base64.b64encode(text.encode()).decode() if base64_encoded else text,
+        body=_in_base64(text) if base64_encoded else text,
         attributes=attributes,
         delay=delay,
         group_id=None if group is None else checked_id("MessageGroupId", group, _name_of(queue)),
         deduplication_id=_deduplication_id(message) if queue.fifo else None,
         visible_at=visible_at,
     )
+
+
+def _in_base64(text: str) -> str:
+    return binascii.b2a_base64(text.encode(), newline=False).decode()
 
 
 def _name_of(target: Queue | Topic) -> str:
@@ -174,7 +179,7 @@ def open_payload(
 def _received(
     opened: DecodedMessage, queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
 ) -> DecodedMessage:
-    """The content, and in it what is known of its receive."""
+    """The content, completed by the facts of its receive."""
     properties = opened.payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
     info = properties["delivery_info"]
@@ -212,10 +217,10 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
 
 
 def encode_payload(payload: Mapping[str, Any]) -> str:
-    """The body that `decode_message` made the payload of, to send again or to the dead letters.
+    """The body of a copy of the message, or of a dead letter, by the payload that `decode_message` made.
 
     In base64, which any character survives, if that fits into a message; else as compact as possible. Of a
-    message that was no task: its own.
+    message that was no task: the body that it came with.
     """
     if (own := payload.get(OWN_BODY)) is not None:
         return str(own)
@@ -225,7 +230,7 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     text = dumps(message)
     most = MESSAGE_BYTES - ATTRIBUTE_BYTES
     if 4 * len(text) // 3 + 4 <= most:
-        return base64.b64encode(text.encode()).decode()
+        return _in_base64(text)
     text = dumps(message, separators=(",", ":"))
     if len(text) <= most:
         return text
@@ -258,7 +263,7 @@ def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, 
 
 
 def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
-    """What users read of the message. Without the body: prefork pickles it once more for the child."""
+    """The part of the message that users read. Without the body: prefork would pickle it once more."""
     metadata: dict[str, Any] = {**message}
     del metadata["Body"]
     if "MessageAttributes" not in metadata:  # as in most
@@ -307,7 +312,7 @@ def _check_is_kombus(payload: Any) -> None:
 
 
 def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
-    """The headers; first checks the types of what kombu reads.
+    """The headers, once the types of all parts that kombu reads are checked.
 
     Raises:
         UnreadableError: something is of a wrong type, or in an encoding that is not of text.
@@ -334,14 +339,13 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _is_of_text(encoding: str) -> bool:
     """Whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
-    encoding = encoding.lower()
-    if encoding in NOT_DECODED:
+    if encoding.lower() in NOT_DECODED:
         return True
     try:
         codec = codecs.lookup(encoding)
     except (LookupError, ValueError):  # ValueError: the name holds a NUL
         return False
-    return codec._is_text_encoding and codec.name not in SLOW_ENCODINGS  # noqa: SLF001 - as bytes.decode() does
+    return decodes_to_text(codec) and codec.name not in SLOW_ENCODINGS
 
 
 def _deeper_than(levels: int, payload: Any) -> bool:

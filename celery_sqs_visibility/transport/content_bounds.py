@@ -1,6 +1,6 @@
-"""What decoded content may become in memory, measured before it is decoded, by its content type.
+"""Bounds of the memory and time that a content takes once it is decoded, measured before that.
 
-kombu's decoders have no bounds. Content of other types (pickle, a user's own) is as its sender wrote it.
+kombu's decoders have no bounds. Content types that are not measured (pickle, a user's own) are trusted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Container
 from typing import Any, Final
 
-from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
-
+from celery_sqs_visibility.contacts.channel import DECODERS
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.json_bounds import check_count, check_json, too_deep
 from celery_sqs_visibility.policy.options import ContentOptions
@@ -28,8 +27,8 @@ MOST_DIGITS: Final = 4300  # as Python's own bound of decimal numbers
 YAML_NUMBER: Final = re.compile(r"[-+0-9_:]*")
 YAML_INT_TAG: Final = "tag:yaml.org,2002:int"  # by which PyYAML reads spaces and other digits as well
 
-#: The type that kombu takes for none, and what it has Python's codecs decode where no decoder is registered.
-#: Of these codecs some inflate (bz2, zlib), and punycode takes a square of the length in time.
+#: The content type that kombu takes for none. Python's codecs decode content without a decoder, by its
+#: encoding: some of them inflate (bz2, zlib), and punycode takes a square of the length in time.
 NO_TYPE: Final = "application/data"
 BINARY: Final = ("binary", "ascii-8bit")
 TEXT_CODECS: Final = ("utf-8", "utf-16", "utf-32", "ascii", "iso8859-1", "cp1252")
@@ -42,7 +41,7 @@ def check_content(
     limits: ContentOptions,
     accept: Container[str] | None = None,
 ) -> None:
-    """Measure content before it is decoded. Its format's own errors are its decoder's to raise.
+    """Measure content before it is decoded. Errors of its format are left to its decoder.
 
     Content of a type that is not in `accept` is refused by kombu, and not measured.
 
@@ -52,7 +51,7 @@ def check_content(
     if (check := CHECKS.get(content_type or NO_TYPE)) is not None:
         if accept is None or content_type in accept:
             check(content, limits)
-    elif (content_type or NO_TYPE) not in registry._decoders:  # noqa: SLF001 - kombu has no public name
+    elif (content_type or NO_TYPE) not in DECODERS:
         _check_encoding(content, encoding or "utf-8")
 
 
@@ -86,12 +85,12 @@ def _check_messagepack(content: str | bytes, limits: ContentOptions) -> None:
         msgpack.unpackb(content, raw=True, strict_map_key=False, list_hook=count, object_hook=count)
     except TooLargeError:
         raise
-    except Exception:  # noqa: BLE001 - its decoder raises it again, as what kombu makes of it
+    except Exception:  # noqa: BLE001 - its decoder raises it again, and kombu translates it
         return
 
 
 def _check_yaml(content: str | bytes, limits: ContentOptions) -> None:
-    """Count values, and look for what makes many of few; PyYAML takes as long to parse as to make them."""
+    """Count values, and look for keys that multiply them; PyYAML takes as long to parse as to make them."""
     try:
         import yaml  # noqa: PLC0415 - kombu has it where it is installed
     except ImportError:

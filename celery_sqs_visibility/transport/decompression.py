@@ -1,8 +1,8 @@
 """Decompression with a bound: a message of a megabyte may hold gigabytes.
 
 kombu decompresses by the header `compression`, without a bound (kombu/compression.py). This bounds its own
-codecs. What cannot be bounded is left to kombu, and measured afterwards: brotli before 1.2, and codecs that
-users have registered.
+codecs. Others cannot be bounded, and are measured afterwards: brotli before 1.2, and codecs that users have
+registered.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_BODY: Final = DECOMPRESSED_BYTES
 #: Most bytes of an xz dictionary, whose size its header names; the highest preset needs 65 MiB.
 LZMA_MEMORY: Final = 128 * 1024 * 1024
 
-#: Functions that kombu decompresses with, and what makes decompressors that stop at a bound.
+#: Functions that kombu decompresses with, and makers of decompressors that stop at a bound.
 STANDARD: Final = (
     (zlib.decompress, zlib.decompressobj),
     (bz2.decompress, bz2.BZ2Decompressor),

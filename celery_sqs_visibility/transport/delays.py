@@ -1,4 +1,4 @@
-"""For how long SQS does not show a message that is published: the publisher's own delay, or its ETA's."""
+"""Delay of a published message at SQS: the publisher's own, or the one until its ETA."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, lim
 
 
 def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Where a published message has its ETA: the headers, or in Celery's protocol 1 a body that is JSON.
+    """The part of a published message with its ETA: the headers, or in Celery's protocol 1 a body of JSON.
 
-    A delay is all that the ETA of such a body brings about: workers do not look into it before Celery does.
+    The ETA of such a body makes a delay and nothing else: workers leave the body to Celery.
     """
     headers: Mapping[str, Any] = message.get("headers") or {}
     return headers if "task" in headers else fields_of_body(message, '"eta"') or headers

@@ -1,6 +1,6 @@
-"""Makes tasks of messages that are not Celery's: events of AWS, and what the user's own adapter takes.
+"""Tasks made of messages that are not Celery's: events of AWS, and those that the user's own adapter takes.
 
-Only a worker's main process does that; its receivers' threads call it, and change nothing here.
+Only in a worker's main process: its receivers' threads call `EventMessages.decode`, and change nothing here.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 
 
 class Run(NamedTuple):
-    """What an adapter returns: the task, or its name, its arguments and keyword arguments; and its place.
+    """A run: the task, or its name, its arguments and keyword arguments, as an adapter returns them.
 
-    The place is that of its record in the event, or `WHOLE`.
+    The place is that of the run's record in the event, or `WHOLE`.
     """
 
     task: Any
@@ -53,7 +53,7 @@ class Run(NamedTuple):
     place: int = WHOLE
 
 
-#: The option `message_adapter`: `None` where it takes no such message.
+#: The option `message_adapter`. It returns `None` for a message that it does not take.
 Adapter = Callable[[str, Mapping[str, Any]], tuple[Any, Sequence[Any], Mapping[str, Any]] | None]
 
 #: An adapter's answer: task, arguments, keyword arguments.
@@ -77,7 +77,7 @@ class EventMessages:
     attribute_names: Sequence[str] = ("All",)
 
     def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Split:
-        """As `decode_task`, and what is not kombu's by its content. Any thread.
+        """As `decode_task`; a message that is not kombu's is read by its content. Any thread.
 
         Raises:
             UnreadableError: no task takes it.
@@ -151,7 +151,7 @@ def _parsed(body: str) -> Any:
 
 
 def _runs(content: dict[str, Any], taken: Sequence[tuple[EventRoute, dict[str, Any]]]) -> list[Run]:
-    """One run a record, and one for the whole message of each task that wants that."""
+    """A run for each record, and one for each task that takes the whole message."""
     whole = {route.task: Run(route.task, [content], {}) for route, _ in taken if route.per_message}
     each = [
         Run(route.task, [record], {}, place)
@@ -170,7 +170,7 @@ def _payload(run: Run, task_id: str, queue: Queue) -> dict[str, Any]:
 
 
 class Copies(Sequence[OutgoingMessage]):
-    """A message for each run of an event that has several; those of a continued event are what is left.
+    """A message for each run of an event that has several; of a continued event, for each run that is left.
 
     Each is made when it is asked for. It has its payload in its body, wherever the event had its own.
     """
@@ -225,7 +225,7 @@ class Copies(Sequence[OutgoingMessage]):
 def _seen(
     queue: Queue, message_id: str, message: ReceivedMessage, attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What an adapter sees: message attributes as text or bytes, SQS's own beside them, which go first.
+    """The attributes that an adapter gets: the message's as text or bytes, and SQS's own, which go first.
 
     The message id is that of the event's first message.
     """

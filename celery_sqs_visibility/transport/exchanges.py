@@ -7,15 +7,23 @@ declared. Other processes would get nothing, and no error would say so.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+from kombu.transport.virtual import exchange as virtual
 
 from celery_sqs_visibility.contacts.app import active_apps
 from celery_sqs_visibility.errors import UnroutableError
 from celery_sqs_visibility.policy.control_names import Use, use_of
 
+UNBOUND: Final = (
+    "no queue is bound to exchange {!r} with routing key {!r} here. On SQS there are exchanges of type "
+    "fanout (Broadcast) with the option supports_fanout only, none of type topic, and any other is known "
+    "only where it is declared: publish to the queue by its name (queue=), or declare it first (declare=)"
+)
+
 
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
-    """Raise `UnroutableError` if other processes would not get what is published to the exchange.
+    """Raise `UnroutableError` if other processes would not get messages that are published to the exchange.
 
     Not of Celery's own exchanges, to which Celery publishes unasked. `supports_fanout` is the option.
     """
@@ -29,18 +37,25 @@ def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
     )
 
 
-def refuse_unbound(exchange: str, routing_key: str) -> None:
-    """Raise `UnroutableError` instead of dropping a message, but on Celery's own: nobody listens there."""
-    if not use_here(exchange):
-        raise UnroutableError(
-            f"no queue is bound to exchange {exchange!r} with routing key {routing_key!r} here. On SQS there "
-            f"are exchanges of type fanout (Broadcast) with the option supports_fanout only, none of type "
-            f"topic, and any other is known only where it is declared: publish to the queue by its name "
-            f"(queue=), or declare it first (declare=)"
-        )
+class DirectExchange(virtual.DirectExchange):
+    """A direct exchange, whose bindings are those of this connection, and of this process's apps."""
+
+    def lookup(self, table: Any, exchange: str, routing_key: str, default: str | None) -> Any:
+        """The names of the queues that get the message; kombu takes `default` for none, unless it is `None`.
+
+        Raises:
+            UnroutableError: nobody would get it. Not on Celery's own exchanges: nobody listens there.
+        """
+        queues = super().lookup(table, exchange, routing_key, default)
+        if queues or default is not None:
+            return queues
+        queues = _bound_by_apps(exchange, routing_key)
+        if not queues and not use_here(exchange):
+            raise UnroutableError(UNBOUND.format(exchange, routing_key))
+        return queues
 
 
-def bound_by_apps(exchange: str, routing_key: str) -> list[str]:
+def _bound_by_apps(exchange: str, routing_key: str) -> list[str]:
     """The names of the queues that the apps of this process bind to a direct exchange, by their settings.
 
     An AMQP broker knows these bindings from whoever declares them; Celery publishes without declaring a queue
@@ -59,7 +74,7 @@ def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
 
 
 def use_here(exchange: str) -> Use | None:
-    """What Celery uses the exchange for, if it is its own, as the apps of this process name theirs."""
+    """Celery's use of an exchange of its own, as this process's apps name theirs; `None` of any other."""
     return use_of(exchange, (str(app.conf.event_exchange) for app in _configured_apps()))
 
 

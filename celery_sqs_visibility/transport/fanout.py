@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.error_codes import reworded
-from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.port import Location, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
-from celery_sqs_visibility.aws.subscriptions import subscribe, sweep
-from celery_sqs_visibility.aws.topics import Topic, Topics
+from celery_sqs_visibility.aws.sns import SNS
+from celery_sqs_visibility.aws.topics import PredefinedTopic, Topic, Topics, subscribe, sweep
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -25,6 +27,9 @@ from celery_sqs_visibility.errors import (
     SQSError,
 )
 from celery_sqs_visibility.policy.message_attributes import DATA_TYPE, message_bytes
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined import EXCHANGE_KEYS
+from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import encode_message
 
@@ -77,7 +82,7 @@ class Fanout:
             raise _refused(topic, outgoing, error) from error
 
     def subscribe(self, queue: Queue, exchanges: Iterable[str]) -> None:
-        """Have the queue get what is published to the exchanges. Makes requests the first time.
+        """Subscribe the queue to the exchanges. Makes requests the first time.
 
         To be called with all exchanges of the queue: its policy is then written once, for all of them.
 
@@ -106,7 +111,7 @@ class Fanout:
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
         """Whether this process has subscribed the queue to the exchange; for "" to any. No request.
 
-        What a broadcast task publishes to its own queue is still one of many under its task id.
+        A retry that a broadcast task publishes to its own queue is still one of many under its task id.
         """
         if exchange == "":
             return any(name == queue_name for name, _ in list(self._subscribed))
@@ -150,6 +155,28 @@ class Fanout:
         except RequestRefusedError as error:
             sentence = f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {error}"
             raise reworded(error, sentence) from error
+
+
+def topics_of(sqs: ClientSettings, options: Options) -> Topics:
+    """The directory of topics, for the settings with which SQS is asked. No request is made."""
+    settings = replace(sqs, endpoint_url=_endpoint_of_sns(sqs))
+
+    def sns_for(predefined: PredefinedTopic) -> SNS:
+        # Not the connection's region: a topic answers in its own only. arn:aws:sns:region:account:name
+        return SNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
+
+    predefined = {
+        name: PredefinedTopic(**{key: topic[key] for key in EXCHANGE_KEYS if key in topic})
+        for name, topic in options.predefined_exchanges.items()
+    }
+    name_of = partial(sqs_name, prefix=options.queue_name_prefix)
+    return Topics(SNS(settings), name_of, predefined, sns_for)
+
+
+def _endpoint_of_sns(sqs: ClientSettings) -> str | None:
+    """The endpoint of SNS that goes with SQS's: that of an emulator, which has both; else botocore's own."""
+    url = sqs.endpoint_url
+    return None if url is None or Location(sqs.region or "", url).is_amazons else url
 
 
 def _typed(attributes: Mapping[str, Any]) -> dict[str, Any]:

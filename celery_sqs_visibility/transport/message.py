@@ -9,10 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
 from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
+from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
@@ -36,19 +36,15 @@ UTF_8: Final = ("utf-8", "UTF-8", "us-ascii")
 TYPED_BYTES: Final = TYPED.encode()
 
 
-class Message(virtual.Message):
+class Message(LeanMessage):
     """A kombu message that knows its delivery.
 
     Attributes:
-        delivery: what to settle; `None` where the message was fetched with `basic_get`.
+        delivery: the delivery to settle; `None` where the message was fetched with `basic_get`.
     """
 
     body: Any  # bytes, where celery-types says text
     delivery_tag: str
-
-    #: Of every message at first, as kombu's constructor has it.
-    _decoded_cache: Any = None
-    _state = "RECEIVED"
 
     def __init__(self, payload: dict[str, Any], channel: Any, accept: Container[str] | None = None) -> None:
         headers, properties = payload.get("headers") or {}, payload["properties"]
@@ -69,13 +65,13 @@ class Message(virtual.Message):
         except Exception:  # noqa: BLE001 - kombu's consumer gives `errors` to `on_decode_error`
             super().__init__({**payload, "headers": {}, "body": None}, channel=channel)
             self.errors = [sys.exc_info()]
-        self._raw = payload
+        self.sent = payload
         self.headers = headers
         self.accept = accept
         self.delivery: Delivery | None = channel.delivery(tag)
 
     def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
-        """Of a compressed body, or one in no base64. Kombu would decompress it without a bound."""
+        """Take a compressed body, or one not in base64. kombu would decompress it without a bound."""
         others = {name: value for name, value in headers.items() if name != "compression"}
         super().__init__({**payload, "headers": others}, channel=channel)
         if headers.get("compression"):
@@ -96,11 +92,12 @@ class Message(virtual.Message):
         in_s3 = delivery is not None and delivery.pointer is not None
         return max(most, PAYLOAD_BYTES) if in_s3 else most
 
-    def _decode(self) -> Any:
+    def decoded(self) -> Any:
         """Decode the body. The plain JSON of most takes a third of the time that kombu's typed JSON takes.
 
         Raises:
             TooLargeError: it would become more than may be.
+            Exception: its decoder's.
         """
         body = self.body
         plain = (
@@ -109,7 +106,7 @@ class Message(virtual.Message):
             and self.content_encoding in UTF_8
             and isinstance(body, bytes)
             and TYPED_BYTES not in body
-            and registry._decoders.get(JSON) is kombu_loads  # noqa: SLF001 - or the user has registered another
+            and DECODERS.get(JSON) is kombu_loads  # or the user has registered another
         )
         small = plain and (len(body) <= FEW_BRACKETS or body.count(b"[") + body.count(b"{") <= FEW_BRACKETS)
         if not small and isinstance(body, (bytes, str)):
@@ -120,7 +117,7 @@ class Message(virtual.Message):
                 return read_json(body.decode(self.content_encoding))
             except Exception:  # noqa: BLE001, S110 - kombu raises its own
                 pass
-        return super()._decode()
+        return super().decoded()
 
     def give_up(self, reason: str, when_exhausted: str | None = None, **attributes: str) -> None:
         """The task failed for good: see `Delivery.give_up`. Any thread."""
@@ -128,16 +125,16 @@ class Message(virtual.Message):
             self.delivery.give_up(reason, self._encoded, when_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
-        """How the task can wait in SQS until `eta`, in seconds since the epoch; `None` if it cannot."""
+        """The settlement by which the task waits in SQS until `eta` (seconds since the epoch), if it can."""
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
-        return self.delivery.renewal(eta, partial(self._copied, eta, retries), self._raw)
+        return self.delivery.renewal(eta, partial(self._copied, eta, retries), self.sent)
 
     def _copied(self, eta: float, retries: int, delivery: Delivery) -> tuple[str, Mapping[str, Any]] | None:
         """Body and attributes of a copy that waits; an event stays as it was, if it has space for ours."""
-        if (own := self._raw.get(OWN_BODY)) is None:
-            payload = {**self._raw, "headers": with_eta(self.headers, eta, retries)}
+        if (own := self.sent.get(OWN_BODY)) is None:
+            payload = {**self.sent, "headers": with_eta(self.headers, eta, retries)}
             return encode_payload(payload), delivery.message_attributes
         event = continued_in(delivery.message_attributes, delivery.facts.message_id)
         attributes = with_ours(delivery.message_attributes, replace(event, eta=eta, retries=retries))
@@ -146,19 +143,19 @@ class Message(virtual.Message):
     def _encoded(self) -> str:
         """The body of a copy: as it was sent, or the pointer to it."""
         pointer = self.delivery.pointer if self.delivery is not None else None
-        return encode_payload(self._raw) if pointer is None else pointer.body
+        return encode_payload(self.sent) if pointer is None else pointer.body
 
     def come_back(self, error: BaseException) -> None:
         """An error of this process keeps it from being read or run: see `Delivery.come_back`."""
         if self.delivery is not None:
             self.delivery.come_back(error)
-            self._state = "REJECTED"
+            self.note_rejected()
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
         """This worker can make no task of the message: see `Delivery.refuse`. It is never deleted here."""
         if self.delivery is not None:
             self.delivery.refuse(reason, self._encoded(), others_may=others_may)
-            self._state = "REJECTED"
+            self.note_rejected()
 
 
 def _limits(channel: Any) -> ContentOptions:

@@ -1,4 +1,4 @@
-"""Messages of tasks for who does not publish with Celery: a Lambda, a Step Function, an EventBridge target.
+"""Messages of tasks for publishers without Celery: a Lambda, a Step Function, an EventBridge target.
 
 Celery's protocol 2 in kombu's envelope, as plain JSON: workers of both transports read it.
 """

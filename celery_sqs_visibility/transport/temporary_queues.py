@@ -1,4 +1,4 @@
-"""Queues that AMQP would delete by itself: of rpc:// results, of `Broadcast`, of remote control's replies.
+"""Temporary queues, which AMQP would delete by itself: for results of rpc://, and of `Broadcast`s.
 
 SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends;
 a client's own, for results of rpc://, where its process exits.
@@ -48,7 +48,7 @@ class TemporaryQueues:
         self._pid: int | None = None  # of the process at whose exit clients' queues are deleted
 
     def declare(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Have `for_consumer` create a `Broadcast`'s queue: who only publishes to the exchange needs none."""
+        """Leave a `Broadcast`'s queue to `for_consumer`: a process that only publishes needs none."""
         self._declared[name] = attributes
 
     def for_consumer(self, name: str) -> Queue:
@@ -78,7 +78,7 @@ class TemporaryQueues:
         return queue
 
     def end_clients(self) -> None:
-        """The process exits: delete its clients' own queues, which nobody else reads. Waits 2 s at most."""
+        """Delete the queues of clients, which nobody else reads, as the process exits. Waits 2 s at most."""
         atexit.unregister(self.end_clients)
         names = [name for name in self._created if _UUID.fullmatch(name)]
         if self._pid != os.getpid() or not names:

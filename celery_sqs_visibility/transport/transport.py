@@ -9,6 +9,7 @@ import warnings
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
+from kombu import pools
 from kombu.transport import virtual
 from kombu.utils.url import safequote
 
@@ -23,11 +24,18 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.pool_limit import raise_default_limit
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.
 WITH_CONTROL: Final = frozenset(["direct", "fanout", "topic"])
+
+#: The default of `broker_pool_limit` (celery/app/defaults.py), and kombu's. It keeps the sockets to a broker
+#: few: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its own,
+#: and threads that publish at the same time share requests, so this default only costs time.
+CELERYS_POOL_LIMIT: Final = 10
+
+#: As many as there are sockets to SQS: see `aws.client_factory.POOL_CONNECTIONS`.
+POOL_LIMIT: Final = 64
 
 
 class Transport(virtual.Transport):
@@ -88,7 +96,7 @@ class Transport(virtual.Transport):
         return version("celery_sqs_visibility")
 
     def as_uri(self, uri: str | None, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
-        """Say where this connection leads, for banners and logs: `sqs://eu-west-1`. No request to SQS.
+        """The place that this connection leads to, for banners and logs: `sqs://eu-west-1`. No request.
 
         With the password it is a URL to connect by.
         """
@@ -103,7 +111,7 @@ class Transport(virtual.Transport):
 
     @property
     def context(self) -> BrokerContext:
-        """What this connection shares with others. A forked child has its own."""
+        """The part that connections of this process share. A forked child has its own. Any thread."""
         if self._context is None or self._context.pid != os.getpid():
             self._context = shared_context(self.client.transport_options, self.broker, self.options)
         return self._context
@@ -126,13 +134,13 @@ class Transport(virtual.Transport):
         return super().establish_connection()
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:  # noqa: ARG002 - kombu's
-        """Have the event loop deliver what arrives (Celery's `Consumer.connect`)."""
+        """Let the event loop deliver messages as they arrive (Celery's `Consumer.connect`)."""
         self._loop = loop
         loop.add_reader(self.buffer.fileno(), self._on_arrival)
         loop.on_tick.add(self._turn)
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
-        """Deliver what arrives within `timeout` seconds, where there is no event loop.
+        """Deliver messages that arrive within `timeout` seconds, where there is no event loop.
 
         A callback's exception is raised, but in a Celery worker.
 
@@ -175,6 +183,18 @@ class Transport(virtual.Transport):
         channels: list[Any] | None = self.channels
         for channel in channels or ():
             channel.raise_prefetch_count()
+
+
+def raise_default_limit(transport: type[virtual.Transport]) -> None:
+    """Raise the limit of kombu's pools of that transport's connections. Any other limit is the user's.
+
+    Any thread, any number of times.
+    """
+    for producers in tuple(pools.producers.values()):
+        connections = producers.connections
+        ours = connections.connection.get_transport_cls() is transport
+        if ours and connections.limit == producers.limit == CELERYS_POOL_LIMIT:
+            connections.limit = producers.limit = POOL_LIMIT
 
 
 def _until(instant: float) -> float | None:

@@ -8,13 +8,12 @@ import pytest
 from support.fake_topics import FakeSNS
 
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.boto_topics import BotoSNS
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.subscriptions import subscribe
-from celery_sqs_visibility.aws.topics import TAGS, Topic
+from celery_sqs_visibility.aws.sns import SNS
+from celery_sqs_visibility.aws.topics import TAGS, Topic, subscribe
 from celery_sqs_visibility.errors import RequestRefusedError, UnavailableError
 
 EVERYTHING = ReceiveOptions(30, ("All",), ("All",))
@@ -30,7 +29,7 @@ def site(request):
         return
     url = request.getfixturevalue("emulator").url
     settings = ClientSettings("us-east-1", url, access_key_id="key", secret_access_key="secret")
-    ends = BotoSQS(settings), BotoSNS(settings)
+    ends = BotoSQS(settings), SNS(settings)
     yield ends
     for end in ends:
         end.close()
@@ -97,7 +96,7 @@ def test_a_topic_that_does_not_exist_is_not_found(site):
 
 
 def test_who_cannot_be_reached_is_unavailable():
-    sns = BotoSNS(
+    sns = SNS(
         ClientSettings("us-east-1", "http://127.0.0.1:9", access_key_id="key", secret_access_key="secret")
     )
     with pytest.raises(UnavailableError, match="no answer from SNS"):

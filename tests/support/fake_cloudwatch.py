@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from celery_sqs_visibility.aws.cloudwatch import CloudWatch
 from celery_sqs_visibility.aws.port import Location
 
 
-class FakeCloudWatch(CloudWatch):
-    """`error` is raised in place of an answer."""
+class FakeCloudWatch:
+    """As `aws.cloudwatch.CloudWatch`. `error` is raised in place of an answer."""
 
     def __init__(self, values=None, *, endpoint="memory://cloudwatch", error=None):
         self._values = values or {}

@@ -6,14 +6,14 @@ from typing import Any
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, REGION
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.aws.topics_port import SNS, Subscription
+from celery_sqs_visibility.aws.sns import Subscription
 from celery_sqs_visibility.errors import QueueDoesNotExistError, RequestRefusedError, SQSError
 
 PAGE = 2
 
 
-class FakeSNS(SNS):
-    """Delivers to the queues of that SQS, as they allow; `calls` and `failures` are by API action."""
+class FakeSNS:
+    """As `aws.sns.SNS`, for queues of that SQS, as they allow; `calls` and `failures` are by API action."""
 
     def __init__(self, sqs: Any) -> None:
         self.sqs = sqs

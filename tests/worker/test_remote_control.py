@@ -17,7 +17,7 @@ from support.worker import READY_SECONDS
 from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.queues import ALIVE_TAG, STALE_SECONDS
 from celery_sqs_visibility.errors import RemoteControlError
-from celery_sqs_visibility.transport.control_channel import ControlChannel
+from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
 
 
 @dataclasses.dataclass
@@ -171,7 +171,7 @@ def test_the_command_line_answers_in_time_and_leaves_nothing_behind(room):
 
 
 def test_off_a_sentence_says_what_to_set(make_site, caplog, monkeypatch):
-    monkeypatch.setattr(ControlChannel, "_has_warned", False)  # by a test before this one
+    monkeypatch.setattr(ControlExchanges, "_has_warned", False)  # by a test before this one
     site = make_site()
     done = run_celery(site.config, "inspect", "ping")
     assert done.returncode == 69

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from celery_sqs_visibility.aws.queue_counts import VISIBLE, count
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import VISIBLE, Queue, count
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.operate.dead_letters.letter import SHORT_ID_CHARACTERS, Letter, Selection
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all

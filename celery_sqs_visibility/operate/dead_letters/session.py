@@ -18,8 +18,7 @@ import click
 
 from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queue_counts import HIDDEN, VISIBLE, count
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, count
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
 from celery_sqs_visibility.errors import OverLimitError, SQSError

@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError, ReadTimeoutError
 from support.faults import error, json_answer
 from support.proxy import FaultProxy
 
-from celery_sqs_visibility.aws import boto, shared
+from celery_sqs_visibility.aws import boto
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_factory import Purpose
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -227,12 +227,6 @@ def test_a_credentials_file_that_is_being_written_is_read_again(tmp_path, monkey
         BotoSQS(ClientSettings()).queue_url("q")
 
 
-def test_equal_settings_share_their_access():
-    one = shared.shared_sqs(ClientSettings("eu-west-1"))
-    assert shared.shared_sqs(ClientSettings("eu-west-1")) is one
-    assert shared.shared_sqs(ClientSettings("eu-west-2")) is not one
-
-
 def output_of(script):
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
@@ -240,41 +234,8 @@ def output_of(script):
     return json.loads(run.stdout)
 
 
-FORK = """
-import json, os, sys, threading
-from celery_sqs_visibility.aws import boto, process_lock, shared
-from celery_sqs_visibility.aws.client_settings import ClientSettings
-
-made = []
-class Caller:
-    def __init__(self, client): made.append(os.getpid())
-    def call(self, action, params, **_): return {"QueueUrl": "u"}
-boto.Caller, boto.new_client = Caller, lambda *_: None
-settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
-sqs = shared.shared_sqs(settings)
-sqs.queue_url("q")
-with process_lock.SESSIONS, shared._lock:  # the child must not wait for locks that its parent held
-    pid = os.fork()
-    if pid == 0:
-        def look():
-            sqs.queue_url("q")
-            own = shared.shared_sqs(settings)
-            print(json.dumps([made[1:] == [os.getpid()], own is sqs, own is shared.shared_sqs(settings)]))
-        looker = threading.Thread(target=look)
-        looker.start()
-        looker.join()
-        sys.stdout.flush()
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-
-
-def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
-    assert output_of(FORK) == [True, False, True]
-
-
 def test_importing_this_floor_does_not_import_boto3():
-    modules = ["shared", "fast_requests", "client_factory", "fake", "queue_counts", "redrive", "roles"]
+    modules = ["boto", "fast_requests", "client_factory", "fake", "queues", "redrive", "roles"]
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     look = "print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
     assert output_of(f"import sys, json\n{imports}{look}") == [False, False]

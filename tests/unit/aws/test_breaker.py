@@ -11,7 +11,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.breaker import PAUSE_SECONDS, Breaker
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
-from celery_sqs_visibility.aws.guarded_objects import PROBED_KEY, GuardedObjectStore
+from celery_sqs_visibility.aws.object_store import PROBED_KEY, GuardedObjectStore
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     StoreError,

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from celery_sqs_visibility.aws.process_clients import ProcessClients
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 
 
 def test_a_client_is_made_when_first_needed_and_anew_after_it_was_discarded():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.aws.subscriptions import allow_topics
+from celery_sqs_visibility.aws.topics import allow_topics
 
 QUEUE = "arn:aws:sqs:us-east-1:123456789012:q"
 TOPIC = "arn:aws:sns:us-east-1:123456789012:{}".format

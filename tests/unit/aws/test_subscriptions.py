@@ -8,11 +8,10 @@ import uuid
 import pytest
 from support.fake_topics import FakeSNS
 
-from celery_sqs_visibility.aws import subscriptions
+from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.subscriptions import LOOKS_APART_SECONDS, subscribe, sweep
-from celery_sqs_visibility.aws.topics import Topic
-from celery_sqs_visibility.aws.topics_port import Subscription
+from celery_sqs_visibility.aws.sns import Subscription
+from celery_sqs_visibility.aws.topics import LOOKS_APART_SECONDS, Topic, subscribe, sweep
 from celery_sqs_visibility.errors import AccessDeniedError
 
 
@@ -106,8 +105,8 @@ def test_what_may_be_others_is_left_alone(topic, make, waits, protocol, endpoint
 
 
 def test_a_sweep_looks_for_so_many_queues_at_the_most(sqs, topic, make, waits, monkeypatch):
-    monkeypatch.setattr(subscriptions, "MOST_LOOKS", 2)
-    monkeypatch.setattr(subscriptions, "MOST_PAGES", 3)
+    monkeypatch.setattr(topics, "MOST_LOOKS", 2)
+    monkeypatch.setattr(topics, "MOST_PAGES", 3)
     mine = make(own())
     for _ in range(9):
         make(own(), gone=True)

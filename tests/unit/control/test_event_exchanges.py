@@ -10,7 +10,8 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.control import inbox, members, wire
+from celery_sqs_visibility.control import inbox, wire
+from celery_sqs_visibility.control import remote as remote_control
 from celery_sqs_visibility.control.monitors import MOST_TOLD
 from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.policy.options import Options
@@ -52,7 +53,7 @@ def test_a_worker_sends_its_events_to_the_monitor_whose_command_it_received(remo
 
 
 def test_a_process_that_listens_no_more_names_no_queue(remote, monkeypatch):
-    monkeypatch.setattr(members, "KEPT_SECONDS", 0)
+    monkeypatch.setattr(remote_control, "KEPT_SECONDS", 0)
     monitor, command = remote(), message({"method": "heartbeat"})
     assert monitor.events.announced(command) is command
     monitor.consume("celeryev.1", EVENTS, lambda *_: None)
@@ -66,7 +67,7 @@ def test_a_monitor_whose_queue_was_swept_announces_its_new_one(remote, monkeypat
     monkeypatch.setattr(inbox, "NEW_SECONDS", 0)
     worker, monitor, commands = remote(), remote(), []
     worker.consume("w.celery.pidbox", COMMANDS, lambda payload, _: commands.append(payload))
-    worker._members._members["w.celery.pidbox"].inbox.address()
+    worker._members["w.celery.pidbox"].inbox.address()
     monitor.consume("celeryev.1", EVENTS, lambda *_: None)
     monitor.broadcast(COMMANDS, message({"method": "heartbeat", "destination": None}))
     (swept,) = monitor.queues.sqs.list_queues("celery-control-celeryev-")
@@ -88,7 +89,7 @@ def test_a_command_that_names_thousands_of_monitors_costs_few_threads_and_no_lis
     worker = remote(in_worker=lambda: True)
     commands = []
     worker.consume("w.celery.pidbox", COMMANDS, lambda payload, _: commands.append(payload))
-    worker._members._members["w.celery.pidbox"].inbox.address()
+    worker._members["w.celery.pidbox"].inbox.address()
     (queue,) = worker.queues.sqs.list_queues("celery-control-celery-pidbox")
     many = [f"{number:08x}-{number:012x}" for number in range(2000)]
     named = {**{f"exchange-{number}": many[:1] for number in range(1000)}, EVENTS: many}

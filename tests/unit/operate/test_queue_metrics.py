@@ -9,7 +9,7 @@ from support.factories import sqs_queue
 from support.fake_cloudwatch import FakeCloudWatch
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.cloudwatch import BotoCloudWatch, QueueMetric, Span
+from celery_sqs_visibility.aws.cloudwatch import CloudWatch, QueueMetric, Span
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.operate.queue_metrics import DAY_SECONDS, OLDEST, TRAFFIC, QueueMetrics
 
@@ -56,6 +56,6 @@ def test_cloudwatch_answers_over_boto3(emulator, monkeypatch):
     client.close()
     span = Span(now.timestamp() - 300, now.timestamp() + 60, 60)
     metrics = [QueueMetric("q", OLDEST, "Maximum"), QueueMetric("other", OLDEST, "Maximum")]
-    cloudwatch = BotoCloudWatch(ClientSettings("us-east-1"))
+    cloudwatch = CloudWatch(ClientSettings("us-east-1"))
     assert cloudwatch.values(metrics, span) == [[42.0], []]
     assert cloudwatch.location().endpoint == emulator.url

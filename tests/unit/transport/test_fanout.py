@@ -25,7 +25,7 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.publish import publish_batch
-from celery_sqs_visibility.transport import sns_topics
+from celery_sqs_visibility.transport import fanout
 from celery_sqs_visibility.transport.fanout import Fanout
 
 NEWS = Exchange("news", type="fanout")
@@ -304,7 +304,7 @@ def test_a_subscription_that_cannot_be_ended_is_logged(site, consumer, caplog):
     ],
 )
 def test_an_emulators_endpoint_is_snss_too_and_amazons_is_not(endpoint, of_sns):
-    assert sns_topics._endpoint(ClientSettings("eu-west-1", endpoint)) == of_sns
+    assert fanout._endpoint_of_sns(ClientSettings("eu-west-1", endpoint)) == of_sns
 
 
 def test_a_predefined_topic_is_asked_in_its_own_region_with_its_own_keys(channel):
@@ -312,7 +312,7 @@ def test_a_predefined_topic_is_asked_in_its_own_region_with_its_own_keys(channel
     options = Options.parse(
         {"supports_fanout": True, "predefined_exchanges": exchanges, "region": "us-west-2"}
     )
-    topics = sns_topics.topics(ClientSettings("us-west-2"), options)
+    topics = fanout.topics_of(ClientSettings("us-west-2"), options)
     settings = topics.find("news").sns._settings
     assert (settings.region, settings.access_key_id) == ("eu-west-1", "k")
 

@@ -9,9 +9,9 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.control import reply_sender
+from celery_sqs_visibility.control import replies
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.reply_sender import REPLY_PAUSES_SECONDS, REPLY_THREADS, ReplySender
+from celery_sqs_visibility.control.replies import REPLY_PAUSES_SECONDS, REPLY_THREADS, ReplySender
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReplyDropped
@@ -85,7 +85,7 @@ def test_a_refused_reply_is_dropped_at_once(world, caplog):
 
 
 def test_what_exceeds_the_bound_is_dropped_and_told(world, monkeypatch, caplog):
-    monkeypatch.setattr(reply_sender, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(replies, "MOST_CHARACTERS", 400)
     caller = world.caller()
     world.reply(caller, caller)
     world.work()

@@ -15,7 +15,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws import attempts
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.control import members, remote
+from celery_sqs_visibility.control import remote
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CommandNotSentError,
@@ -27,7 +27,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReplyDropped
-from celery_sqs_visibility.transport.control_channel import ControlChannel
+from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
 
 ON = {"remote_control": True}
 
@@ -176,7 +176,7 @@ def test_what_is_not_json_is_dropped_unread_and_told_once(site, nodes, mailbox, 
 
 
 def test_off_a_caller_is_told_what_to_set_and_nothing_is_made(site, caplog, monkeypatch):
-    monkeypatch.setattr(ControlChannel, "_has_warned", False)
+    monkeypatch.setattr(ControlExchanges, "_has_warned", False)
     mailbox = Mailbox("celery", type="fanout")(site.connect())
     with pytest.raises(RemoteControlError, match="set broker_transport_options"):
         mailbox.multi_call("ping")
@@ -203,7 +203,7 @@ def test_predefined_queues_do_not_name_control_queues(site):
 
 
 def test_a_queue_of_events_has_an_inbox_too(site, monkeypatch):
-    monkeypatch.setattr(members, "KEPT_SECONDS", 0.1)
+    monkeypatch.setattr(remote, "KEPT_SECONDS", 0.1)
     connection = site.connect(**ON)
     channel = connection.channel()
     got = []
@@ -267,7 +267,7 @@ def test_a_task_queue_may_be_named_like_one_of_celerys(site, name):
 
 
 def test_a_consumer_that_comes_back_has_its_queue_and_what_came_meanwhile(site, mailbox, monkeypatch):
-    monkeypatch.setattr(members, "KEPT_SECONDS", SOON)
+    monkeypatch.setattr(remote, "KEPT_SECONDS", SOON)
     connection, got = site.connect(**ON), []
     node = Mailbox("celery", type="fanout")(connection).Node("a@host", handlers={})
     node.channel = connection.channel()

@@ -12,16 +12,16 @@ from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.transport import broker_clients, broker_context
-from celery_sqs_visibility.transport.pool_limit import CELERYS_LIMIT, LIMIT, raise_default_limit
+from celery_sqs_visibility.transport.transport import CELERYS_POOL_LIMIT, POOL_LIMIT, raise_default_limit
 
 
 @pytest.fixture(autouse=True)
 def _pools():
     pools.reset()
-    pools.set_limit(CELERYS_LIMIT)
+    pools.set_limit(CELERYS_POOL_LIMIT)
     yield
     pools.reset()
-    pools.set_limit(CELERYS_LIMIT)
+    pools.set_limit(CELERYS_POOL_LIMIT)
 
 
 class Gathering(FakeSQS):
@@ -54,10 +54,10 @@ def make_app(**settings):
 def test_more_threads_than_celerys_limit_publish_at_the_same_time(sqs):
     app = make_app()
     app.send_task("first")
-    sqs.all_here = threading.Barrier(CELERYS_LIMIT + 6)
-    with ThreadPoolExecutor(CELERYS_LIMIT + 6) as threads:
-        list(threads.map(app.send_task, ["task"] * (CELERYS_LIMIT + 6)))
-    assert len([action for action, _ in sqs.calls if action == "SendMessage"]) == CELERYS_LIMIT + 7
+    sqs.all_here = threading.Barrier(CELERYS_POOL_LIMIT + 6)
+    with ThreadPoolExecutor(CELERYS_POOL_LIMIT + 6) as threads:
+        list(threads.map(app.send_task, ["task"] * (CELERYS_POOL_LIMIT + 6)))
+    assert len([action for action, _ in sqs.calls if action == "SendMessage"]) == CELERYS_POOL_LIMIT + 7
 
 
 @pytest.mark.parametrize("limit", [0, 1, 9, 11, 100])
@@ -73,4 +73,4 @@ def test_pools_of_other_transports_stay(sqs):
     app = make_app()
     app.send_task("first")
     raise_default_limit(type(app.connection_for_write().transport))
-    assert (other.pool.limit, app.pool.limit) == (CELERYS_LIMIT, LIMIT)
+    assert (other.pool.limit, app.pool.limit) == (CELERYS_POOL_LIMIT, POOL_LIMIT)

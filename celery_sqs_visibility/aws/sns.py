@@ -1,13 +1,13 @@
-"""The port to SNS, over boto3."""
+"""The port to SNS over boto3: the requests that fanout exchanges make."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate, wrong_settings
-from celery_sqs_visibility.aws.process_clients import ProcessClients
-from celery_sqs_visibility.aws.topics_port import SNS, Subscription
+from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
 
 if TYPE_CHECKING:
@@ -17,14 +17,28 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.aws.port import OutgoingMessage
 
 
-class BotoSNS(SNS):
-    """SNS over boto3, for one set of settings. A client a process, made when first needed. Any thread."""
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One subscription of a topic; a queue's has the protocol "sqs", and the queue's ARN for endpoint."""
+
+    arn: str
+    protocol: str
+    endpoint: str
+
+
+class SNS:
+    """The API actions that we use, for one set of settings.
+
+    Any thread. Every method raises an `SQSError` and nothing else. Each process makes a client of its own,
+    when it needs one.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._clients = ProcessClients[Any](lambda: new_client(self._settings, Purpose.PUBLISH, "sns"))
 
     def create_topic(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
+        """CreateTopic: returns the ARN, of the existing topic if there is one with equal parameters."""
         params: dict[str, Any] = {"Name": name}
         if attributes:
             params["Attributes"] = dict(attributes)
@@ -33,6 +47,7 @@ class BotoSNS(SNS):
         return str(self._call("CreateTopic", params)["TopicArn"])
 
     def publish(self, topic_arn: str, message: OutgoingMessage) -> str:
+        """Publish: returns the message id. SNS has no delay; its group id counts in FIFO topics only."""
         params: dict[str, Any] = {"TopicArn": topic_arn, "Message": message.body}
         if message.attributes:
             params["MessageAttributes"] = dict(message.attributes)
@@ -44,6 +59,7 @@ class BotoSNS(SNS):
         return str(self._call("Publish", params)["MessageId"])
 
     def subscribe(self, topic_arn: str, queue_arn: str) -> str:
+        """Subscribe a queue, with raw message delivery: returns the ARN, of an equal subscription if any."""
         params = {
             "TopicArn": topic_arn,
             "Protocol": "sqs",
@@ -56,6 +72,7 @@ class BotoSNS(SNS):
     def subscriptions(
         self, topic_arn: str, token: str | None = None
     ) -> tuple[list[Subscription], str | None]:
+        """ListSubscriptionsByTopic: a page of up to a hundred, and the token of the next page."""
         params = {"TopicArn": topic_arn, **({"NextToken": token} if token else {})}
         answer = self._call("ListSubscriptionsByTopic", params)
         found = [
@@ -65,6 +82,7 @@ class BotoSNS(SNS):
         return found, answer.get("NextToken") or None
 
     def unsubscribe(self, subscription_arn: str) -> None:
+        """Unsubscribe; no error where there is no such subscription."""
         try:
             self._call("Unsubscribe", {"SubscriptionArn": subscription_arn})
         except RequestRefusedError as error:
@@ -82,7 +100,7 @@ class BotoSNS(SNS):
 
         try:
             answer: Mapping[str, Any] = getattr(self._client(action), xform_name(action))(**params)
-        except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
+        except Exception as exc:  # noqa: BLE001 - see the class
             error = translate(exc, action, "sns")
             if isinstance(error, CredentialsRefusedError) and not isinstance(error, ClockSkewError):
                 self.close()  # only new clients read rotated credentials

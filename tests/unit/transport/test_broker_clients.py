@@ -1,0 +1,52 @@
+"""Access to SQS is shared by equal settings, within a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.transport.broker_clients import shared_sqs
+
+
+def test_equal_settings_share_their_access():
+    one = shared_sqs(ClientSettings("eu-west-1"))
+    assert shared_sqs(ClientSettings("eu-west-1")) is one
+    assert shared_sqs(ClientSettings("eu-west-2")) is not one
+
+
+FORK = """
+import json, os, sys, threading
+from celery_sqs_visibility.aws import boto, process_lock
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.transport import broker_clients
+from celery_sqs_visibility.transport.broker_clients import shared_sqs
+
+made = []
+class Caller:
+    def __init__(self, client): made.append(os.getpid())
+    def call(self, action, params, **_): return {"QueueUrl": "u"}
+boto.Caller, boto.new_client = Caller, lambda *_: None
+settings = ClientSettings("us-east-1", access_key_id="a", secret_access_key="b")
+sqs = shared_sqs(settings)
+sqs.queue_url("q")
+with process_lock.SESSIONS, broker_clients._lock:  # the child must not wait for locks that its parent held
+    pid = os.fork()
+    if pid == 0:
+        def look():
+            sqs.queue_url("q")
+            own = shared_sqs(settings)
+            print(json.dumps([made[1:] == [os.getpid()], own is sqs, own is shared_sqs(settings)]))
+        looker = threading.Thread(target=look)
+        looker.start()
+        looker.join()
+        sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_a_forked_child_uses_neither_clients_nor_locks_of_its_parent():
+    run = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(run.stdout) == [True, False, True]
