@@ -56,3 +56,11 @@ def threads_of(executor: Any) -> list[threading.Thread]:
     Without them a pool of threads would be left while tasks still run, or never.
     """
     return list(executor._threads)
+
+
+def decodes_to_text(codec: Any) -> bool:
+    """Whether a codec makes text of bytes, as `bytes.decode` asks (codecs.py: `CodecInfo._is_text_encoding`).
+
+    Without it a message could name "zlib" as the encoding of its text, and be a bomb.
+    """
+    return bool(codec._is_text_encoding)

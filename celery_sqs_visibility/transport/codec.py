@@ -23,6 +23,7 @@ from kombu.utils.json import JSONEncoder, dumps, loads
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.contacts.python import decodes_to_text
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -341,14 +342,10 @@ def _is_of_text(encoding: str) -> bool:
     if encoding.lower() in NOT_DECODED:
         return True
     try:
-        if codecs.lookup(encoding).name in SLOW_ENCODINGS:
-            return False
-        b" ".decode(encoding)  # a LookupError where it is not of text
-    except UnicodeError:  # UTF-16, say, where a character has more bytes
-        return True
-    except Exception:  # noqa: BLE001 - its name may hold a NUL, and a codec of the user's raise anything
+        codec = codecs.lookup(encoding)
+    except (LookupError, ValueError):  # ValueError: the name holds a NUL
         return False
-    return True
+    return decodes_to_text(codec) and codec.name not in SLOW_ENCODINGS
 
 
 def _deeper_than(levels: int, payload: Any) -> bool:

@@ -90,6 +90,8 @@ MENTIONED = [
     ("billiard.common:reset_signals", "handler=_shutdown_cleanup"),
     # A thread says that it has started by an event of its own.
     ("threading:Thread.start", "self._started.wait()"),
+    # A codec knows whether it makes text.
+    ("codecs:CodecInfo", "_is_text_encoding = True", "self._is_text_encoding = _is_text_encoding"),
     # Celery makes a task of a base that is a class.
     ("celery.app.base:Celery._task_from_fun", "type(fun.__name__, (base,)"),
     # Beat looks at its transport, and says that it starts, before anything is due.
