@@ -84,7 +84,7 @@ class Batch:
         return self.unsent()
 
     def unsent(self) -> PublishError | None:
-        """What is not known to have been sent by now."""
+        """The messages that are not known to be sent by now, as one error; `None` if there are none."""
         results = [sender.unsent() for sender in self._senders]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None

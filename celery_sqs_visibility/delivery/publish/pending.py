@@ -133,7 +133,7 @@ class PendingBatches(Generic[Tag]):
 
 
 class PendingMessages(Generic[Tag]):
-    """What was published and not yet sent.
+    """Messages that are published and not yet sent.
 
     Args:
         linger: for how many seconds a batch that is not full waits for more.

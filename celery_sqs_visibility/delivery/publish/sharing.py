@@ -84,7 +84,7 @@ class Publication:
 
 
 class Traffic:
-    """What is under way to one queue, and waits. Decisions only: no lock, no thread, no request.
+    """Publications to one queue, under way and waiting. Decisions only: no lock, no thread, no request.
 
     Attributes:
         sending: how many messages are in requests that are under way.
