@@ -97,9 +97,9 @@ def main():
             for result in MEASUREMENTS[measurement].measure(arguments, servers):
                 results.append(result)
                 print(table([result]).splitlines()[-1], flush=True)
+            save(arguments, run, results)  # each by itself: a run that is ended has what it measured
     for rows in by_measurement(results).values():
         print(f"\n{table(rows)}")
-    save(arguments, run, results)
 
 
 def save(arguments, run, results):
