@@ -19,7 +19,7 @@ from support.faults import error, fail_entries, hold_request, lose_response
 from support.processes import SOON
 
 from celery_sqs_visibility import PublishError, publish_batch
-from celery_sqs_visibility.delivery.publish import pending, sender
+from celery_sqs_visibility.delivery.publish import pending
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
@@ -28,8 +28,7 @@ BATCHES = "SendMessageBatch"
 @pytest.fixture
 def site(make_site, monkeypatch):
     """One that knows its queue, so that only publications are counted, in batches that wait to be full."""
-    for module in (pending, sender):
-        monkeypatch.setattr(module, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(pending, "LINGER_SECONDS", 60.0)
     site = make_site(wait_time_seconds=1)
     site.send("quick", "first")
     site.sqs.purge_queue(QueueUrl=site.url)
@@ -205,10 +204,9 @@ PUBLISHER = """
 import time
 from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.delivery.publish import pending as backlog
-from celery_sqs_visibility.delivery.publish import sender as sender
 from support.app import make_app
 
-backlog.LINGER_SECONDS = sender.LINGER_SECONDS = 60.0
+backlog.LINGER_SECONDS = 60.0
 app = make_app("publisher")
 with publish_batch(app):
     for number in range(13):
