@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -45,7 +46,9 @@ def exchange(sock: Any, request: bytes) -> Answer:
         OSError: of the socket; it is a TimeoutError where no answer came in time.
         http.client.HTTPException: the answer is no HTTP.
     """
-    sock.sendall(request)
+    # A server may refuse a request before it has all of it, and end the connection: its answer is there.
+    with suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(request)
     with sock.makefile("rb", BUFFER_BYTES) as stream:
         beginning = stream.peek()
         head = PLAIN_HEAD.match(beginning)
@@ -63,6 +66,9 @@ def _read_by_http_client(stream: io.BufferedReader) -> Answer:
     stays = not response.will_close
     try:
         content = response.read()
-    except http.client.IncompleteRead as cut_off:  # botocore takes what there is
+    except http.client.IncompleteRead as cut_off:
+        if response.chunked:
+            raise
+        # botocore takes what there is of an answer with a length
         content, stays = cut_off.partial, False
     return Answer(response.status, content, response.headers, stays)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from queue import Empty
 from types import FunctionType
 from typing import Any
 
@@ -59,11 +60,11 @@ def is_listened_to(client: Any, action: str) -> bool:
 
 
 class IdleConnections:
-    """Connections of a client's that are open, and that no request uses. Any thread.
+    """Connections of a client's that are open and idle, until the client is closed. Any thread.
 
     botocore has them in pools of urllib3, which have no public way to lend one (botocore/httpsession.py:
-    `_manager`, `_proxy_config`; urllib3/connectionpool.py: `_get_conn`, `_put_conn`). Without them there are
-    no fast requests. Where a proxy stands between, none is ever idle.
+    `_manager`, `_proxy_config`; urllib3/connectionpool.py: `pool`, `_put_conn`). Without them there are no
+    fast requests. Where a proxy stands between, none is ever idle.
 
     Args:
         session: a client's `http_session_of`.
@@ -71,28 +72,32 @@ class IdleConnections:
     """
 
     def __init__(self, session: Any, url: str) -> None:
-        from urllib3.exceptions import ClosedPoolError  # noqa: PLC0415 - comes in with the first client
+        from urllib3.util.connection import is_connection_dropped  # noqa: PLC0415 - comes with the first client
 
-        self._closed = ClosedPoolError
+        self.is_dropped = is_connection_dropped
         proxy = session._proxy_config.proxy_url_for(url)
         self._manager = session._manager if proxy is None else None
         self._url = url
         self._pool: Any = None
 
     def take(self) -> Any:
-        """One of them, with `sock`, whose timeout is the client's; `None` where there is none."""
+        """One of them, with `sock`, whose timeout is the client's; `None` where there is none.
+
+        None is made here: botocore tells a connection its certificates when it makes a request.
+        """
         if self._manager is None:
             return None
-        if self._pool is None or self._pool.pool is None:  # none yet, or closed with the client
+        if self._pool is None:
             self._pool = self._manager.connection_from_url(self._url)
-        pool = self._pool
         try:
-            connection = pool._get_conn()
-        except self._closed:  # by another thread, just now
+            connection = self._pool.pool.get(block=False)
+        except (Empty, AttributeError):  # all are in use; or the pool is closed
             return None
-        if connection.sock is not None:
-            return connection
-        pool._put_conn(connection)
+        if connection is not None and connection.sock is not None:
+            if not self.is_dropped(connection):
+                return connection
+            connection.close()
+        self._pool._put_conn(connection)
         return None
 
     def give_back(self, connection: Any) -> None:

@@ -63,12 +63,21 @@ class BatchThreads(Generic[Batch]):
     The log says what the threads do: `does` is "settles messages", for example.
     """
 
-    def __init__(self, name: str, does: str, most: int, work: Work[Batch], clock: Clock) -> None:
+    def __init__(
+        self,
+        name: str,
+        does: str,
+        most: int,
+        work: Work[Batch],
+        clock: Clock,
+        hangs_after: float = HUNG_AFTER_SECONDS,
+    ) -> None:
         self._name = name
         self.does = does
         self._most = most
         self._work = work
         self._clock = clock
+        self._hangs_after = hangs_after
         #: Guards the work, and everything below. Reentrant, for signal handlers that settle.
         self.lock = threading.RLock()
         self._woken = threading.Condition(self.lock)
@@ -109,9 +118,7 @@ class BatchThreads(Generic[Batch]):
         """Start a thread if there is none; `False` where the system refuses it."""
         with self.lock:
             self._started = True
-            if not self._threads:
-                self._start_thread()
-            return bool(self._threads)
+            return bool(self._threads) or self._add_thread()
 
     def send_next(self) -> bool:
         """Send one batch on this thread; `False` if none is due."""
@@ -144,7 +151,7 @@ class BatchThreads(Generic[Batch]):
         with self.lock:
             due = self._work.due(now)
             self.wake()  # the work may have taken this for a thread, which waits until then
-            moving = any(now - batch.seen < HUNG_AFTER_SECONDS for batch in self._in_progress.values())
+            moving = any(now - batch.seen < self._hangs_after for batch in self._in_progress.values())
             return 0.0 if due is None or moving or not self._started else max(0.0, now - due)
 
     def replace_stuck(self, now: float) -> None:
@@ -166,17 +173,20 @@ class BatchThreads(Generic[Batch]):
 
     def _is_stuck(self, thread: threading.Thread, now: float) -> bool:
         batch = self._in_progress.get(thread)
-        return not thread.is_alive() or (batch is not None and now - batch.seen >= HUNG_AFTER_SECONDS)
+        return not thread.is_alive() or (batch is not None and now - batch.seen >= self._hangs_after)
 
     def _start_thread(self) -> None:
+        if not self._add_thread():
+            log_safely(
+                logger.error, "cannot start a thread that %s; it is tried again in a moment", self.does
+            )
+
+    def _add_thread(self) -> bool:
         """Under the lock, which the new thread takes first."""
         thread = start_thread(self._run, self._name)
         if thread is not None:
             self._threads.add(thread)
-        else:
-            log_safely(
-                logger.error, "cannot start a thread that %s; it is tried again in a moment", self.does
-            )
+        return thread is not None
 
     def _run(self) -> None:
         while self._wait():

@@ -26,6 +26,8 @@ logger = get_logger(__name__)
 class Operations(SQSStep):
     """Answers over HTTP from before the worker connects, which may wait for its queues, to its end."""
 
+    requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)  # which names the worker
+
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None

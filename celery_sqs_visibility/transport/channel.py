@@ -153,7 +153,7 @@ class Channel(virtual.Channel):
     def get_table(self, exchange: str) -> Any:
         """The exchange's bindings on this connection; none of an exchange that nobody has declared here."""
         exchanges: Any = self.state.exchanges
-        return exchanges.get(exchange, {}).get("table", ())
+        return exchanges.get(exchange, {}).get("table", [])
 
     def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
         """Give `queue_declare` the queue's expiry by its AMQP name, `x-expires`."""

@@ -333,7 +333,7 @@ MENTIONED = [
         "', '.join(auth_str)",
         "f'Signature={signature}'",
     ),
-    ("urllib3.connectionpool:HTTPConnectionPool._get_conn", "self.pool.get(", "or self._new_conn()"),
+    ("urllib3.connectionpool:HTTPConnectionPool._get_conn", "self.pool.get(", "is_connection_dropped(conn)"),
     ("urllib3.connectionpool:HTTPConnectionPool._put_conn", "self.pool.put(conn, block=False)"),
     # Kombu connects anew before it publishes again and says how long to wait.
     ("kombu.connection:Connection.ensure", "conn_errors = self.recoverable_connection_errors"),

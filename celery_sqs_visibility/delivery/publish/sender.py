@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -56,7 +57,10 @@ class Sender:
         self._outgoing = outgoing or OutgoingMessages()
         self._clock = clock
         self._pid = os.getpid()
-        self.batch_threads = BatchThreads("sqs-publish", "sends messages", MOST_SENDERS, self, clock)
+        # Never taken for stuck: what a thread sends would be published twice. An upload to S3 takes its time.
+        self.batch_threads = BatchThreads(
+            "sqs-publish", "sends messages", MOST_SENDERS, self, clock, hangs_after=math.inf
+        )
         self._lock = self.batch_threads.lock  # guards everything below
         self._sent = threading.Condition(self._lock)  # for threads that publish, or close
         self._pending: PendingMessages[str | None] = PendingMessages()
@@ -72,9 +76,9 @@ class Sender:
         with self._lock:
             if self._closed or not self.batch_threads.has_thread():
                 return False
-            now = self._clock.monotonic()
+            now, lingering = self._clock.monotonic(), self._pending.due() is not None
             fills = self._pending.add(queue, message, task_id, now, self._outgoing.offloads)
-            if fills or self._pending.count == 1:
+            if fills or not lingering:
                 self.batch_threads.wake()  # to send it, or to wait until it has lingered
             return True
 
@@ -139,7 +143,7 @@ class Sender:
         return self._closed or not full
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait, and meanwhile replace threads that died or hang: a producer has no supervisor."""
+        """Wait, and meanwhile replace threads that died: a producer has no supervisor."""
         while True:
             with self._lock:
                 if self._sent.wait_for(condition, CHECK_SECONDS):

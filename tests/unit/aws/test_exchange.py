@@ -76,14 +76,23 @@ def test_a_body_may_be_larger_than_what_is_read_at_once():
     assert (answer.content, answer.keeps_connection) == (body, True)
 
 
-@pytest.mark.parametrize(
-    "beginning",
-    [b"Content-Length: 9\r\n\r\nhello", b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"],
-    ids=["with a length", "in chunks"],
-)
-def test_of_an_answer_that_is_cut_off_there_is_the_beginning_and_no_more_requests(beginning):
-    answer = answered(b"HTTP/1.1 200 OK\r\n", beginning, ends=True)
+def test_of_an_answer_that_is_cut_off_there_is_the_beginning_and_no_more_requests():
+    answer = answered(b"HTTP/1.1 200 OK\r\n", b"Content-Length: 9\r\n\r\nhello", ends=True)
     assert (answer.content, answer.keeps_connection) == (b"hello", False)
+
+
+def test_a_chunk_that_is_cut_off_is_no_answer():
+    with pytest.raises(http.client.IncompleteRead):
+        answered(b"HTTP/1.1 400 No\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", ends=True)
+
+
+def test_the_answer_to_a_request_that_was_not_taken_whole_is_read():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(5)
+        theirs.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+        theirs.shutdown(socket.SHUT_RD)  # what is sent from now on breaks the pipe
+        assert exchange(ours, REQUEST).status_code == 413
 
 
 def test_a_refusal_has_its_headers():

@@ -218,18 +218,38 @@ def test_botocore_signs_again_on_another_day(server, signed, delete, monkeypatch
 
 @pytest.mark.parametrize("closes", [True, False], ids=["by the server", "by the client"])
 def test_a_connection_that_is_closed_is_opened_by_botocore(server, signed, caller, delete, closes):
-    delete()
-    delete()
+    for _ in range(3):
+        delete()
     if closes:
         server.answer = json_answer(200, {"Successful": [{"Id": "0"}], "Failed": []}, Connection="close")
         delete()
         server.answer = DONE
     else:
         caller.close()
-    delete()
-    delete()
+    for _ in range(3):
+        delete()
     assert signed == [DELETE] * 3
     assert server.fast == [False] + [True] * (len(server.requests) - 1)
+
+
+def test_a_form_that_sqs_refuses_before_it_has_accepted_it_is_used_no_more(server, signed, send):
+    send()
+    send()  # signed by botocore, and accepted
+    server.answer = DENIED
+    with pytest.raises(Exception, match="AccessDenied"):
+        send()
+    server.answer = STORED
+    send()
+    assert signed == ["SendMessage"] * 3
+    assert server.fast == [False, True, True, True]
+
+
+def test_where_botocore_signs_in_another_way_it_signs_each_request(server, signed, delete, monkeypatch):
+    monkeypatch.setattr("celery_sqs_visibility.aws.fast_requests.SignedForm", lambda *_: 1 / 0)
+    for _ in range(4):
+        delete()
+    assert signed == [DELETE] * 4
+    assert server.fast == [False, True, True, True]
 
 
 def test_the_client_makes_requests_that_are_seldom_and_its_first_is_the_template(server, caller, delete):

@@ -100,3 +100,7 @@ def test_an_exchange_is_deleted_without_its_queues_and_only_if_unused(site, chan
         exchange.delete()
     assert "q" not in channel.get_exchanges()
     assert site.counts() == (1, 0, 0)
+
+
+def test_unbinding_from_an_exchange_that_nobody_has_declared_is_nothing(channel):
+    channel.queue_unbind("q", "nowhere", "q")

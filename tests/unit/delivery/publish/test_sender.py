@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from support.clock import FakeClock
 from support.factories import EVERYTHING, sqs_queue
 from support.processes import SOON
 
@@ -14,7 +15,6 @@ from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery import batch_threads
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
@@ -194,20 +194,39 @@ def test_without_a_thread_nothing_is_taken(sqs, queue, monkeypatch):
     assert sender.close() == ([], 0)
 
 
-def test_a_thread_that_hangs_is_replaced_and_its_batch_is_sent_again(monkeypatch, caplog):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of one that dies
+def test_a_thread_that_dies_is_replaced_and_its_batch_is_sent_again(monkeypatch, caplog):
     monkeypatch.setattr(module, "CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(batch_threads, "HUNG_AFTER_SECONDS", 0.05)
-    sqs = GatedSQS()
-    queue, sender = sqs_queue(sqs=sqs), Sender()
+
+    class FatalSQS(FakeSQS):
+        ends = True
+
+        def send_batch(self, *arguments, **options):
+            if self.ends:
+                self.ends = False
+                raise SystemExit
+            return super().send_batch(*arguments, **options)
+
+    sender = Sender()
+    put(sender, sqs_queue(sqs=FatalSQS()), *range(10))
+    assert sender.close() == ([], 10)
+    assert "a thread that sends messages died; another takes its place" in caplog.messages
+
+
+def test_a_batch_that_takes_long_is_waited_for_and_sent_once(monkeypatch):
+    monkeypatch.setattr(module, "CHECK_SECONDS", 0.01)
+    clock, sqs = FakeClock(), GatedSQS()
+    queue, sender = sqs_queue(sqs=sqs), Sender(clock=clock)
     put(sender, queue, *range(10))
     assert sqs.waiting.acquire(timeout=SOON)
     closing = threading.Thread(target=sender.close)
     closing.start()
-    assert sqs.waiting.acquire(timeout=SOON)  # by another thread, again
+    clock.advance(3600)
+    closing.join(0.1)
+    assert closing.is_alive()
     sqs.gate.set()
     closing.join(SOON)
-    assert sender.unsent() == ([], 10)
-    assert "a thread that sends messages hangs; another takes its place" in caplog.messages
+    assert batches(sqs) == [10]
 
 
 def test_large_messages_are_uploaded_side_by_side_and_the_others_share_their_requests(queue, sqs):
