@@ -61,12 +61,12 @@ matrix-pools: $(INSTALLED) $(MONITORS) ## Run all worker tests on the pools with
 
 # Three at once: recovery is timed.
 reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of docs/reliability.md
-	@$(BIN)/python -m pytest -n 3 --dist worksteal --reliability docs/reliability.md
+	@$(BIN)/python -m pytest -n 3 --dist worksteal tests --reliability docs/reliability.md
 
 soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
-# A quarter of an hour, on a machine that does nothing else.
+# Forty minutes, on a machine that does nothing else.
 bench: $(INSTALLED) $(EMULATOR) $(PEERS) ## Run the benchmarks and rewrite docs/benchmarks.md
 	@$(BIN)/python benchmarks/bench.py --write docs/benchmarks.md --json docs/benchmarks/run.json
 
