@@ -127,8 +127,8 @@ class Caller:
     def _may_repeat(self, action: str, error: Exception) -> bool:
         """Return whether the client may make a request again that was sent.
 
-        A publication only if SQS has refused it, and has not yet accepted one of that form: whoever publishes
-        counts attempts.
+        The client repeats a publication only if SQS has refused it, and has accepted no fast one for that
+        action before: a lost answer may hide a stored message, and publishers count their attempts.
         """
         return action not in SENDS or (action not in self._accepted and _is_refusal(error, action))
 

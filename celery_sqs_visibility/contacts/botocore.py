@@ -50,7 +50,7 @@ def registrations_of(client: Any) -> object:
 
 
 def is_listened_to(client: Any, action: str) -> bool:
-    """Whether anybody listens to the signing or sending of a client's requests for an action of SQS.
+    """Whether the signing or sending of a client's requests for an action of SQS has listeners.
 
     botocore has a public way to call listeners, and none to ask for them (botocore/hooks.py: `_handlers`).
     Without it listeners would not hear of requests that botocore neither signs nor sends.
