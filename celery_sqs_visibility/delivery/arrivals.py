@@ -111,7 +111,6 @@ class Arrivals:
         self._holder.ledger.disclaim(delivery)
         dispatch = self._dispatch(queue)
         if dispatch is not None:
-            delivery.in_hand = True
             return [BufferedMessage(delivery, renew.payload, dispatch)]
         self._give_back(delivery)
         return []
@@ -132,7 +131,6 @@ class Arrivals:
             holder.notice_return(delivery, arrival)
             return None
         if task is not None and task.eta is None and dispatch is not None:  # as most
-            delivery.current.in_hand = True
             return BufferedMessage(delivery, task.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
@@ -168,7 +166,6 @@ class Arrivals:
         elif dispatch is None or not isinstance(content, DecodedMessage):
             self._give_back(delivery)
         else:
-            delivery.current.in_hand = True
             return BufferedMessage(delivery, content.payload, dispatch)
         return None
 

@@ -319,8 +319,12 @@ class QueueConsumer(DeliveryHolder):
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
         """Let the buffer give them to Celery, unless they had arrived before a pause that has begun."""
         try:
+            for one in arrived:
+                one.delivery.current.in_hand = True
             self._buffer.put(arrived)
         except Exception:
+            for one in arrived:
+                one.delivery.current.in_hand = False  # those that cannot be settled now are given back later
             for one in self._buffer.take(lambda each: each in arrived):
                 one.delivery.settle(Lapse())
             raise

@@ -147,7 +147,7 @@ class Delivery:
     #: Whether the buffer, Celery or a thread that fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
     #: The object that alone settles it from then on: Celery's request for it, then its run in a pool without
-    #: processes. Once that is gone, the delivery would never be settled.
+    #: processes.
     carrier: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it.
     began: float | None = field(default=None, init=False)
@@ -213,8 +213,10 @@ class Delivery:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether Celery has dropped its request, or the pool its run."""
-        return self.carrier is not None and self.carrier() is None and not self.claimed
+        """Whether nobody has it who would settle it: its request or its run is gone, or there was none."""
+        if self.carrier is None:
+            return not (self.in_hand or self.claimed)
+        return self.carrier() is None and not self.claimed
 
     def take_after(self, older: Delivery) -> None:
         """Take the older delivery's facts from its message's payload, which is not fetched again."""

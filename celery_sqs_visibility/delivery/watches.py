@@ -2,9 +2,10 @@
 
 No message should be held that nothing in this process will ever run or give back. Where memory lacks, any
 line may be its function's last, in Celery and in Python's pool of threads, too: a message then keeps its
-place or is extended for ever. One whose request is gone, or whose run in a pool of threads is, is given back.
-Places that are taken while nothing is held and no poll is in flight are free again. Other such messages
-cannot be named: a worker that has no others is not live.
+place or is extended for ever. One that nobody has who would settle it is given back: its request, or its run
+in a pool of threads, is gone, or it never reached the buffer. Places that are taken while nothing is held and
+no poll is in flight are free again. If others are taken that no message has, or a message cannot be given
+back, and nothing else is under way, the worker is not live.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from celery_sqs_visibility.policy.run_limits import is_inactive, is_near_horizon
 
 logger = logging.getLogger(__name__)
 
-#: Looks in a row that found nothing held and nothing under way: longer than any thread is between two lines.
-QUIET_LOOKS: Final = 10
+#: Looks in a row that find a message with nobody, or nothing held and nothing under way: for longer than any
+#: thread is between two lines.
+ENOUGH_LOOKS: Final = 10
 
 
 class RunWatch:
@@ -96,7 +98,7 @@ class ForgottenMessages:
         self._polling = polling
         self._handed = handed
         self._handed_before = 0
-        self._dropped_before: set[Delivery] = set()
+        self._dropped: dict[Delivery, int] = {}  # the looks in a row that found it so
         self._looks = 0  # in a row that found one; a machine that sleeps does not look
         self._quiet_looks = 0  # in a row that found nothing held, and nothing under way
 
@@ -106,23 +108,24 @@ class ForgottenMessages:
         return self._looks * CHECK_INTERVAL_SECONDS
 
     def replace_stuck(self, _now: float) -> None:
-        """See `supervisor.Supervised`: gives back messages whose request, or run, two looks found gone."""
+        """See `supervisor.Supervised`: gives back messages that enough looks found with nobody."""
         held = self._ledger.all()
-        if held or self._dropped_before:
+        if held or self._dropped:
             self._give_back_dropped(held)
         before, self._handed_before = self._handed_before, self._handed()
         still = self._handed_before == before
         self._looks = self._looks + 1 if still and self._are_there(held) else 0
         self._quiet_looks = self._quiet_looks + 1 if still and self._is_quiet(held) else 0
-        if self._quiet_looks > QUIET_LOOKS:
+        if self._quiet_looks > ENOUGH_LOOKS:
             self._capacity.count_nothing()
             self._quiet_looks = 0
 
     def _give_back_dropped(self, held: Sequence[Delivery]) -> None:
-        dropped = {delivery for delivery in held if delivery.is_dropped}
-        for delivery in dropped & self._dropped_before:
-            delivery.come_back(RuntimeError("its run was dropped, unreported"))
-        self._dropped_before = dropped
+        before = self._dropped
+        self._dropped = {each: before.get(each, 0) + 1 for each in held if each.is_dropped}
+        for delivery, looks in self._dropped.items():
+            if looks > ENOUGH_LOOKS:
+                delivery.come_back(RuntimeError("its run was dropped, unreported"))
 
     def _is_quiet(self, held: Sequence[Delivery]) -> bool:
         return not (held or self._polling() or self._capacity.runs)

@@ -190,11 +190,10 @@ def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
     for job in Jobs(pool).copy().values():  # billiard would wait for it at the end
         if request_of(job) is request and not was_accepted(job):
             job.discard()
+    state.task_ready(request)
     if passes(exc):
         request.message.come_back(exc)
-        state.task_ready(request)
         return
-    state.task_ready(request)
     # Another worker's pool may be of another kind.
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
 
@@ -215,8 +214,8 @@ def hand_over_requests(consumer: Any) -> None:
             if not isinstance(request, DeliveryRequest):
                 raise
             try:
+                state.task_ready(request)  # first: Celery keeps a request until then
                 request.message.come_back(exc)
-                state.task_ready(request)
             finally:
                 free_slot()
 

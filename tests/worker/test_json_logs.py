@@ -80,10 +80,11 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
     assert [(each["task_id"], each["message_id"]) for each in unfinished] == [
         ("dies", told["dies"]["message_id"])
     ]
-    assert [(each["task"], each["task_id"], each["key"]) for each in skipped] == [
+    assert {(each["task"], each["task_id"], each["key"]) for each in skipped} == {
         ("logged.once", "again", "logged.once:key"),
         ("logged.works", "expired", None),
-    ]
+    }
+    assert len(skipped) == 2
     (failure,) = failing
     assert (failure["task_id"], failure["failures"], failure["error"]) == ("fails", 2, "ValueError('fails')")
     assert failure["comes_back"] > max(line["timestamp"] for line in lines)[:19]

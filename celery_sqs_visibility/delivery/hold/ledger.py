@@ -96,8 +96,8 @@ class Ledger:
         with self._lock:
             for delivery in deliveries:
                 if delivery.handle not in self._held:
-                    self._held[delivery.handle] = delivery
                     delivery.held = True
+                    self._held[delivery.handle] = delivery
                     added.append(delivery)
             if added:
                 self._schedule(added)

@@ -181,10 +181,10 @@ class Buffer:
         """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
         with self._lock:
             if self._pipe is not None and not self._woken:
-                self._woken = True
                 # A full pipe is a woken reader.
                 with suppress(BlockingIOError):
                     os.write(self._pipe[1], b"\0")
+                self._woken = True  # not before: what raises has woken nobody
 
     def woken(self) -> None:
         """The event loop saw the wake-up; later arrivals wake it anew."""

@@ -285,21 +285,23 @@ class Receiver:
             self._capacity.received(reservation, 0)
             return 0
         try:
-            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
-            messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
-        except SQSError as error:
-            self._fail(poll, error)
-        else:
-            self._succeed(poll, [message["MessageId"] for message in messages])
-        finally:
-            self._note_answer(poll, len(messages))
             try:
+                options = (
+                    replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+                )
+                messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
+            except SQSError as error:
+                self._fail(poll, error)
+            else:
+                self._succeed(poll, [message["MessageId"] for message in messages])
+            finally:
+                self._note_answer(poll, len(messages))
                 if messages:
                     self._arrived(self.queue, messages, poll.started, self._clock.monotonic())
-            finally:
-                with self._lock:
-                    self.in_flight.remove(poll)
-                    self._changed.notify_all()
+        finally:
+            with self._lock:
+                self.in_flight.remove(poll)
+                self._changed.notify_all()
         return len(messages)
 
     def give_up_overdue(self, now: float) -> int:

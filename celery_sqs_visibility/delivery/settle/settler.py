@@ -208,8 +208,7 @@ class Settler:
     def submit(self, delivery: Delivery, settlement: Settlement, now: float) -> None:
         """Carry out the settlement, soon. `now` is the monotonic instant."""
         with self._lock:
-            self._unfinished += 1
-            self._enqueue(PendingSettlement(delivery, settlement, now))
+            self._enqueue(PendingSettlement(delivery, settlement, now), 1)
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all was done within `timeout` seconds."""
@@ -256,11 +255,12 @@ class Settler:
     def _sendable(self) -> list[PendingBatch]:
         return [pending for pending in self._waiting if not pending.in_flight]
 
-    def _enqueue(self, one: PendingSettlement) -> None:
+    def _enqueue(self, one: PendingSettlement, new: int = 0) -> None:
         queue, way = one.delivery.queue, type(one.settlement)
         pending = self._batches.get((queue, way)) or self._new_batch(queue, way)
         # A signal handler may settle between any two of these lines.
         pending.settlements.append(one)
+        self._unfinished += new  # not before: memory may lack, and what is not there is never finished
         first = pending not in self._waiting
         if first:
             self._waiting[pending] = None

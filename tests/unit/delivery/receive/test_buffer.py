@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,6 +24,10 @@ def buffer():
     buffer = Buffer()
     yield buffer
     buffer.close()
+
+
+def lacks_memory(*_):
+    raise MemoryError
 
 
 def readable(buffer):
@@ -66,6 +71,16 @@ def test_many_arrivals_are_one_wake_up_and_a_reader_that_stops_early_wakes_itsel
     buffer.wake()
     assert readable(buffer)
     buffer.woken()
+    buffer.put([buffered(2)])
+    assert readable(buffer)
+
+
+def test_after_a_wake_up_that_memory_lacked_for_the_next_arrival_wakes_the_loop(buffer, monkeypatch):
+    buffer.fileno()
+    with monkeypatch.context() as memory:
+        memory.setattr(os, "write", lacks_memory)
+        with pytest.raises(MemoryError):
+            buffer.put([buffered(1)])
     buffer.put([buffered(2)])
     assert readable(buffer)
 

@@ -1,0 +1,128 @@
+"""Memory lacks at any one call from a message's receive to its settlement: it runs, or comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from weakref import ref
+
+from support import factories
+from support.factories import TIMEOUT
+from support.processes import SOON, wait_until
+
+from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS
+
+#: More calls than there are; the last worlds lack nothing.
+MOST_CALLS = 1_000
+
+OURS = "celery_sqs_visibility"
+
+
+class Lack:
+    """A MemoryError as the n-th call of a function of ours begins, on this thread."""
+
+    def __init__(self, calls):
+        self._calls = calls
+        self.at = None
+        self.raised = False
+
+    def __call__(self, frame, event, _argument):
+        path = frame.f_code.co_filename
+        if OURS not in path or "fake" in path:
+            return None
+        if event == "line":  # not "call", at which what is raised would leave the caller's `with` entered
+            frame.f_trace_lines = False
+            self._calls -= 1
+            if self._calls < 0:
+                sys.settrace(None)
+                self.at = frame.f_code.co_qualname
+                raise MemoryError
+        return self
+
+    @contextlib.contextmanager
+    def during(self):
+        """Let memory lack in this block, unless it has lacked before; what it raises ends the block."""
+        self.raised = False
+        if self.at is None:
+            sys.settrace(self)
+        try:
+            yield
+        except MemoryError:
+            self.raised = True
+        finally:
+            sys.settrace(None)
+
+
+class Request:
+    """As Celery's: it keeps the delivery that it settles."""
+
+    def __init__(self, world, payload):
+        self.delivery = world.delivery(payload)
+        self.delivery.carrier = ref(self)
+
+    def run(self):
+        self.delivery.start()
+        self.delivery.settle(Delete())
+
+
+def receive_and_run(world, queue, lack):
+    """Receive a message and hand it to Celery, which runs it; whether it ran, and the worker is still there.
+
+    Memory lacks once, on the receiver's or on the main thread, both of which the test plays.
+    """
+    ran = []
+
+    def run(payload):
+        request = Request(world, payload)
+        ran.append(payload)
+        request.run()
+
+    world.consume(queue, on_message=run)
+    wait_until(lambda: world.next_poll(queue) > world.clock.monotonic(), SOON, "the receiver to sleep")
+    factories.send(queue, "a")
+    now = world.clock.monotonic()
+    messages = world.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
+    capacity = world.consumer.capacity
+    capacity.received(capacity.reserve(queue.name, SOON), len(messages))
+    with lack.during():
+        world.consumer._arrived(queue, messages, now, now)
+    with lack.during():
+        world.hand_over()
+    return bool(ran), not lack.raised  # what Celery's event loop gets ends the worker
+
+
+def look(world, looks):
+    for _ in range(looks):
+        world.consumer._supervisor.check(world.clock.monotonic())
+        world.clock.advance(CHECK_INTERVAL_SECONDS)
+
+
+def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
+    places = []
+    for calls in range(MOST_CALLS):
+        world, lack = make(), Lack(calls)
+        queue = world.queue()
+        ran, alive = receive_and_run(world, queue, lack)
+        if lack.at is None:
+            break
+        places.append(lack.at)
+        if alive:
+            look(world, ENOUGH_LOOKS + 2)
+            assert not world.consumer.ledger.all(), f"held for ever, since memory lacked at {lack.at}"
+            assert world.consumer._settler.flush(SOON), lack.at
+            world.clock.advance(TIMEOUT)
+            assert ran or world.visible(queue) == ["a"], lack.at
+        world.close()
+    assert {"QueueConsumer._arrived", "Buffer.put", "Ledger.settle", "Settler._enqueue"} <= set(places)
+
+
+def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypatch, caplog):
+    def lacks_memory(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(world.consumer.capacity, "received", lacks_memory)
+    world.consume(queue)
+    wait_until(lambda: "unexpected error while polling 'q'" in caplog.text, SOON, "the error")
+    assert not world.consumer._receivers.polling
