@@ -189,9 +189,9 @@ def _botocore_session() -> BotocoreSession:
 
 
 def _keepalive_options() -> list[tuple[int, int, int]]:
-    """Have the kernel probe connections on which a long poll waits in silence, where the system knows how.
+    """Socket options that make the kernel probe the silent connections of long polls; none where it cannot.
 
-    botocore's `tcp_keepalive` does so after two hours, and has no setting for less.
+    botocore's `tcp_keepalive` probes after two hours, and has no setting for less.
     """
     return [
         (socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -317,7 +317,7 @@ class QueueConsumer(DeliveryHolder):
         self._put(delivery.queue, self._arrivals.take_back(delivery, renew))
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
-        """Let the buffer give them to Celery, unless they had arrived before a pause that has begun."""
+        """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""
         try:
             for one in arrived:
                 one.delivery.current.in_hand = True

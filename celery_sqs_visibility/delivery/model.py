@@ -170,7 +170,7 @@ class Delivery:
     waiting: Settlement | None = field(default=None, init=False)
     #: Where the extension schedule keeps it.
     bucket: Bucket | None = field(default=None, init=False)
-    #: The instant until which its task asks to have it hidden; 0 once that is done, or cannot be.
+    #: The instant until which its task asks to hide the message; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
     parks: int = field(default=0, init=False)

@@ -102,7 +102,7 @@ PERMISSIONS: Final = (
     Permission(
         "FindQueuesOfOthers",
         ("sqs:GetQueueUrl",),
-        "a queue of `QueueOwnerAWSAccountId`, by the policy of that queue",
+        "a queue of `QueueOwnerAWSAccountId`, granted by that queue's policy",
         "queues_of_others",
         BOTH | OPERATOR,
     ),

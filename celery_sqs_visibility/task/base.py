@@ -259,10 +259,10 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         return bool(asked) or (countdown is not None and countdown > horizon_left(self.request))
 
     def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
-        """Let the message come back.
+        """Retry with the message itself, hidden for the delay.
 
-        It cannot carry a `limit` above the task's own. So the retry that leads to the task's own last attempt
-        is published, with that limit; not in a FIFO queue, where it would lose its place.
+        A hidden message cannot carry a `limit` above the task's own. So the retry that leads to the task's
+        own last attempt is published, with that limit; not in a FIFO queue, where it would lose its place.
         """
         request = self.request
         known = self.limit_of(request)
@@ -312,7 +312,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         except Retry:
             raise
         except Reject as failure:
-            # Celery could not publish the retry, and would have the message deleted.
+            # Celery could not publish the retry, and would delete the message.
             rejected: Any = failure
             reason = rejected.reason if isinstance(rejected.reason, BaseException) else failure
             if goes_elsewhere and isinstance(reason, NOWHERE):

@@ -103,7 +103,7 @@ def encode_message(
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
     `DelaySeconds`) become SQS's, and so does an ETA within `limits`. A message to a FIFO queue without a
-    deduplication id gets one, which is kept in `message`: after an error kombu has the same message encoded
+    deduplication id gets one, which is kept in `message`: after an error kombu publishes the same message
     again, and SQS may have it already.
 
     Raises:

@@ -147,7 +147,7 @@ class RateLimits:
                     qos.decrement_eventually()
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
-        """Let it wait in the bucket, without a slot before its turn.
+        """Make a request wait in the bucket, without a slot before its turn.
 
         Either Celery's prefetch count is raised by one, or the messages that wait here may have its slot.
         """
@@ -172,7 +172,7 @@ class RateLimits:
         return raised
 
     def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
-        """Let it wait in SQS if its turn is far away; whether it does."""
+        """Make a request wait in SQS if its turn is far away; whether it does."""
         wait = turn - now
         if not isinstance(request, DeliveryRequest) or request.visibility_timeout is None:
             return False

@@ -137,7 +137,7 @@ class DeliveryRequest(CeleryRequest):
             measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
-        """Let a process run it, from now on; `False` if it was given back, or lost."""
+        """Mark the message as one that a process runs; `False` if it was given back, or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -302,7 +302,7 @@ class DeliveryRequest(CeleryRequest):
         return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
     def put_off(self, eta: float) -> bool:
-        """Let it wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
+        """Make the task wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
         renew = self.message.renewal(eta, self._published_retries)
         if renew is None:
             return False

@@ -175,9 +175,9 @@ class PendingMessages(Generic[Tag]):
         now: float,
         offloaded: Callable[[Queue, int], bool] = lambda _queue, _size: False,
     ) -> bool:
-        """Have it sent; whether there is now a batch that need not linger.
+        """Add a message to be sent; whether a batch now need not linger.
 
-        A message that is `offloaded`, of that size, has its payload sent to S3, and a request of its own.
+        The payload of an `offloaded` message goes to S3, and the message takes a request of its own.
         """
         size = message_bytes(message.body, message.attributes)
         self.accepted += 1

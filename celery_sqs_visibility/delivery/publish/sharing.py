@@ -47,7 +47,7 @@ class Gate:
         self._lock.acquire()
 
     def open(self) -> None:
-        """Let the caller pass that waits. Any thread, any number of times."""
+        """Let the waiting caller pass. Any thread, any number of times."""
         with suppress(RuntimeError):  # it is open
             self._lock.release()
 
@@ -111,7 +111,7 @@ class Traffic:
         return len(self.waiting) >= min(BATCH_ENTRIES, max(FEWEST, self.callers / 2))
 
     def arrive(self, publication: Publication) -> bool:
-        """Let it wait. Whether its caller leads at once: enough wait, or there is nothing to wait for."""
+        """Add a publication that waits; whether its caller leads at once: enough wait, or none is sent."""
         over = self.over
         self.waiting.append(publication)
         self.callers = max(self.callers - FORGOTTEN, self.sending + len(self.waiting))

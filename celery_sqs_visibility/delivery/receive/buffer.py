@@ -89,7 +89,7 @@ class Buffer:
         return len(self._line)
 
     def line_up(self, line: Line) -> None:
-        """Let messages wait in that line, in place of one in the order of arrival. Before any arrives."""
+        """Keep messages in this line, not in the order of arrival. To be called before any arrives."""
         self._line = line
 
     def put(self, messages: Sequence[BufferedMessage]) -> None:
@@ -101,9 +101,9 @@ class Buffer:
                 self.wake()
 
     def put_errand(self, errand: Callable[[], bool]) -> None:
-        """Let the reader call it, before messages that wait, and wake the reader. Any thread.
+        """Wake the reader, which calls the errand before it takes waiting messages. Any thread.
 
-        It returns whether it delivered a message.
+        The errand returns whether it delivered a message.
         """
         with self._lock:
             self._errands.append(errand)
