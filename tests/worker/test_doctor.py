@@ -16,7 +16,7 @@ def contents(site, *urls):
     return [site.counts(url) for url in urls], site.sqs.list_queues(QueueNamePrefix=site.queue)["QueueUrls"]
 
 
-def test_queues_settings_and_rights_are_checked_and_nothing_is_changed(make_site):
+def test_queues_settings_and_permissions_are_checked_and_nothing_is_changed(make_site):
     site = make_site(wait_time_seconds=0)
     dead = site.create_queue_with_dead_letters(3)
     site.send("quick", "a")

@@ -1,4 +1,4 @@
-"""A worker and a producer with the rights that `celery sqs permissions` prints, and no others."""
+"""A worker and a producer with the permissions that `celery sqs permissions` prints, and no others."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Credentials:
     def __call__(self, request, forward, _removed):
         if not request.action:
             return forward(request)  # unsigned, for the date of the answer
-        right = f"sqs:{request.action.removesuffix('Batch')}"
-        sids = [each["Sid"] for each in self._statements if self._allows(each, right, request.queue)]
+        permission = f"sqs:{request.action.removesuffix('Batch')}"
+        sids = [each["Sid"] for each in self._statements if self._allows(each, permission, request.queue)]
         if not sids:
-            self.refused.add((right, request.queue))
+            self.refused.add((permission, request.queue))
             return json_answer(403, {"__type": "AccessDenied", "message": "not in the policy document"})
         self.used.add(sids[0])
         return forward(request)
 
-    def _allows(self, statement, right, queue):
+    def _allows(self, statement, permission, queue):
         arns = statement["Resource"]
         names = [arn.rpartition(":")[2] for arn in ([arns] if isinstance(arns, str) else arns)]
-        return right in statement["Action"] and any(fnmatch(queue or "", name) for name in names)
+        return permission in statement["Action"] and any(fnmatch(queue or "", name) for name in names)
 
 
 def test_a_worker_needs_all_that_its_policy_has_and_no_more(make_site):

@@ -7,8 +7,8 @@ from celery_sqs_visibility.operate.doctor.facts import Facts, Finding
 
 CHECKS = (
     queue_checks.check_existence,
-    setting_checks.check_rights,
-    setting_checks.check_rights_on_dead_letters,
+    setting_checks.check_permissions,
+    setting_checks.check_permissions_on_dead_letters,
     setting_checks.check_routes,
     setting_checks.check_schedule,
     queue_checks.check_dead_letters,
@@ -30,7 +30,7 @@ CHECKS = (
     setting_checks.check_former_names,
     setting_checks.check_polls,
     queue_checks.check_queue_delays,
-    setting_checks.check_unknown_rights,
+    setting_checks.check_unknown_permissions,
 )
 
 

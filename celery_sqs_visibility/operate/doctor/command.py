@@ -83,7 +83,7 @@ def summary(findings: list[Finding], facts: Facts) -> str:
     """Numbers of findings, and of the things that were looked at."""
     counts = Counter(finding.severity for finding in findings)
     found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
-    probed = sum(len(queue.rights) for queue in facts.queues) + len(facts.control_rights)
+    probed = sum(len(queue.permissions) for queue in facts.queues) + len(facts.control_permissions)
     looked = ", ".join(
         [
             counted(len(facts.queues), "queue"),
@@ -111,9 +111,10 @@ def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[
             for finding in findings
         ],
         "rights": {
-            queue.name: {name: right.value for name, right in queue.rights.items()} for queue in facts.queues
+            queue.name: {name: permission.value for name, permission in queue.permissions.items()}
+            for queue in facts.queues
         },
-        "control_rights": {name: right.value for name, right in facts.control_rights.items()},
+        "control_rights": {name: permission.value for name, permission in facts.control_permissions.items()},
         **({"to_switch": paste} if paste else {}),
     }
 

@@ -16,7 +16,7 @@ from celery_sqs_visibility.policy.queue_attributes import ARN, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 
-class Right(Enum):
+class Permission(Enum):
     """Answer of a probe about a permission."""
 
     ALLOWED = "allowed"
@@ -63,7 +63,7 @@ class QueueFacts:
         denied: whether a permission is missing for that.
         exists: `None` where it is not known.
         letters: the dead-letter queue that the redrive policy, or the option, names.
-        rights: the probes' answers, by the permission's name.
+        permissions: the probes' answers, by the permission's name.
     """
 
     name: str
@@ -75,7 +75,7 @@ class QueueFacts:
     exists: bool | None = True
     may_be_created: bool = True
     letters: QueueFacts | None = None
-    rights: Mapping[str, Right] = field(default_factory=dict)
+    permissions: Mapping[str, Permission] = field(default_factory=dict)
 
     @property
     def fifo(self) -> bool:
@@ -124,7 +124,7 @@ class Facts:
     Attributes:
         settings: those of Celery that differ from its defaults.
         command: the beginning of a command to be pasted.
-        control_rights: the probes' answers about remote control, where that is on, by the permission's name.
+        control_permissions: the same about remote control, where that is on.
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
@@ -143,7 +143,7 @@ class Facts:
     former_names: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""
     command: str = "celery sqs"
-    control_rights: Mapping[str, Right] = field(default_factory=dict)
+    control_permissions: Mapping[str, Permission] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
         """Options that several queues share: their entry in the option `queues`, or "", and the queues."""

@@ -31,7 +31,7 @@ from celery_sqs_visibility.errors import (
     StoreError,
 )
 from celery_sqs_visibility.operate.app_queues import named_queues, queue_names, queue_of_task
-from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, TaskFacts
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, Permission, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, for_each, look_at
 from celery_sqs_visibility.operate.invocation import own_command
 from celery_sqs_visibility.operate.permission_table import (
@@ -92,7 +92,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         former_names=_former_names(app),
         store_problem=_store_problem(broker),
         command=own_command(),
-        control_rights=rights_of_control(broker.queues.sqs, options.whole_control_prefix)
+        control_permissions=permissions_of_control(broker.queues.sqs, options.whole_control_prefix)
         if options.remote_control
         else {},
     )
@@ -203,14 +203,14 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
     known, queue = _as_found(known, found), found.queue
     if queue is None or known.exists is False:
         return known
-    rights = {**rights_on(queue), **_rights_on_key(broker, queue, known)}
-    return replace(known, rights=rights, letters=_letters(broker, queue, known))
+    permissions = {**permissions_on(queue), **_permissions_on_key(broker, queue, known)}
+    return replace(known, permissions=permissions, letters=_letters(broker, queue, known))
 
 
-def _rights_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, Right]:
+def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, Permission]:
     """Permissions on the key of `source`, or of its dead-letter queue, with the credentials for `source`."""
     settings = settings_of_queue(source.name, broker.client_settings, broker.options)
-    return rights_on_key(known.attributes or {}, settings, source.sqs.location().region)
+    return permissions_on_key(known.attributes or {}, settings, source.sqs.location().region)
 
 
 def _as_found(known: QueueFacts, found: FoundQueue) -> QueueFacts:
@@ -239,8 +239,8 @@ def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFac
     facts = _as_found(facts, look_at(lambda: letters))
     if facts.exists is False:
         return facts
-    rights = {**rights_on_dead_letters(letters), **_rights_on_key(broker, queue, facts)}
-    return replace(facts, rights=rights)
+    permissions = {**permissions_on_dead_letters(letters), **_permissions_on_key(broker, queue, facts)}
+    return replace(facts, permissions=permissions)
 
 
 def _machine(broker: BrokerContext) -> Machine:
@@ -255,7 +255,7 @@ def _machine(broker: BrokerContext) -> Machine:
     )
 
 
-def rights_on(queue: Queue) -> dict[str, Right]:
+def permissions_on(queue: Queue) -> dict[str, Permission]:
     """The permissions of workers and producers on the queue."""
     sqs, url = queue.sqs, queue.url
     # A server that does not refuse hands messages out; they are visible again at once.
@@ -264,45 +264,47 @@ def rights_on(queue: Queue) -> dict[str, Right]:
         RECEIVE: _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
         DELETE: _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
         CHANGE_VISIBILITY: _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
-        **rights_on_dead_letters(queue),
+        **permissions_on_dead_letters(queue),
     }
 
 
-def rights_on_dead_letters(queue: Queue) -> dict[str, Right]:
+def permissions_on_dead_letters(queue: Queue) -> dict[str, Permission]:
     """The permission that a worker needs there."""
     return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
-def rights_of_control(sqs: SQS, prefix: str) -> dict[str, Right]:
+def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, Permission]:
     """The permission to find the queues of remote control by `prefix`. The others need a queue to be made."""
     return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
 
 
-def rights_on_key(attributes: Mapping[str, str], settings: ClientSettings, region: str) -> dict[str, Right]:
+def permissions_on_key(
+    attributes: Mapping[str, str], settings: ClientSettings, region: str
+) -> dict[str, Permission]:
     """The permissions on the KMS key of an encrypted queue, if that is not SQS's own."""
     if not (key := key_in(attributes)):
         return {}
     allowed = may_generate_data_key(settings, key, region)
     # A refusal here may be a key policy's that allows it by way of SQS alone.
     return {
-        GENERATE_DATA_KEY: Right.ALLOWED if allowed else Right.NOT_KNOWN,
-        DECRYPT: Right.NOT_KNOWN,
+        GENERATE_DATA_KEY: Permission.ALLOWED if allowed else Permission.NOT_KNOWN,
+        DECRYPT: Permission.NOT_KNOWN,
     }
 
 
-def _shown_by(probe: Callable[[], BatchResult | bool]) -> Right:
+def _shown_by(probe: Callable[[], BatchResult | bool]) -> Permission:
     try:
         answer = probe()
     except AccessDeniedError:
-        return Right.DENIED
+        return Permission.DENIED
     except SQSError:
-        return Right.NOT_KNOWN
+        return Permission.NOT_KNOWN
     if not isinstance(answer, BatchResult):
-        return Right.ALLOWED
+        return Permission.ALLOWED
     errors = list(answer.failed.values())
     if any(isinstance(error, AccessDeniedError) for error in errors):
-        return Right.DENIED
-    return Right.ALLOWED if _looked_at(errors) else Right.NOT_KNOWN
+        return Permission.DENIED
+    return Permission.ALLOWED if _looked_at(errors) else Permission.NOT_KNOWN
 
 
 def _looked_at(errors: list[SQSError]) -> bool:

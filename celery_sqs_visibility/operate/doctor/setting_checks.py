@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Right, Severity, and_more
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Permission, Severity, and_more
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
 from celery_sqs_visibility.operate.permission_table import (
@@ -172,10 +172,10 @@ WITHOUT_CONTROL = {
 PRODUCERS = frozenset({SEND, GENERATE_DATA_KEY})
 
 
-def check_rights(facts: Facts) -> Iterator[Finding]:
+def check_permissions(facts: Facts) -> Iterator[Finding]:
     """Permissions that are missing on queues."""
     for queue in facts.queues:
-        denied = [name for name, right in queue.rights.items() if right is Right.DENIED]
+        denied = [name for name, permission in queue.permissions.items() if permission is Permission.DENIED]
         for name in denied:
             yield Finding(
                 Severity.WARNING if name in PRODUCERS else Severity.ERROR,
@@ -187,10 +187,10 @@ def check_rights(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
+def check_permissions_on_dead_letters(facts: Facts) -> Iterator[Finding]:
     """Permissions that are missing on dead-letter queues."""
     for queue in facts.queues:
-        if queue.letters and Right.DENIED in queue.letters.rights.values():
+        if queue.letters and Permission.DENIED in queue.letters.permissions.values():
             yield Finding(
                 Severity.WARNING,
                 f"dead-letter queue {queue.letters.name!r}",
@@ -202,10 +202,10 @@ def check_rights_on_dead_letters(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def check_unknown_rights(facts: Facts) -> Iterator[Finding]:
+def check_unknown_permissions(facts: Facts) -> Iterator[Finding]:
     """Permissions that no probe shows."""
-    rights = [pair for queue in facts.queues for pair in queue.rights.items()]
-    unknown = dict.fromkeys(name for name, right in rights if right is Right.NOT_KNOWN)
+    permissions = [pair for queue in facts.queues for pair in queue.permissions.items()]
+    unknown = dict.fromkeys(name for name, permission in permissions if permission is Permission.NOT_KNOWN)
     if unknown:
         yield Finding(
             Severity.NOTE,
@@ -321,8 +321,8 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
             "Workers take no commands: `celery inspect` finds none, and no monitor hears of their events.",
             "remove worker_enable_remote_control, or the option",
         )
-    for name, right in facts.control_rights.items():
-        if right is Right.DENIED:
+    for name, permission in facts.control_permissions.items():
+        if permission is Permission.DENIED:
             yield Finding(
                 Severity.WARNING,
                 "option remote_control",

@@ -50,7 +50,7 @@ def test_another_refusal_is_raised(topics, sns):
         topics.find("news")
 
 
-def test_without_the_right_to_create_it_the_sentence_names_the_rights(topics, sns):
+def test_without_the_right_to_create_it_the_sentence_names_the_permissions(topics, sns):
     sns.failures["CreateTopic"] = AccessDeniedError("no")
     with pytest.raises(
         AccessDeniedError, match=r"allow sns:CreateTopic and sns:TagResource, or .*predefined"

@@ -1,4 +1,4 @@
-"""The table of rights, its policy documents, and docs/permissions.md, which has it for people."""
+"""The table of permissions, its policy documents, and docs/permissions.md, which has it for people."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from celery_sqs_visibility.operate.permission_table import OPERATOR, PERMISSIONS
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/permissions.md").read_text()
 QUEUE = "arn:aws:sqs:eu-west-1:123456789012:proj"
-RIGHT = r"`(\w+:\w+)`"
+PERMISSION = r"`(\w+:\w+)`"
 
 
-def test_the_page_and_the_table_have_the_same_rights():
+def test_the_page_and_the_table_have_the_same_permissions():
     rows = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if re.match(r"\| `\w+:", line)]
     statements = json.loads(re.search(r"```json\n(.*?)```", PAGE, re.DOTALL)[1])["Statement"]
-    of_the_page = {(right, on) for rights, on, *_ in rows for right in re.findall(RIGHT, rights)}
-    of_the_page |= {(right, "the queue") for each in statements for right in each["Action"]}
+    of_the_page = {
+        (permission, on) for permissions, on, *_ in rows for permission in re.findall(PERMISSION, permissions)
+    }
+    of_the_page |= {(permission, "the queue") for each in statements for permission in each["Action"]}
     of_processes = [each for each in PERMISSIONS if each.roles != OPERATOR]
-    of_the_table = {(right, each.on) for each in of_processes for right in each.actions}
+    of_the_table = {(permission, each.on) for each in of_processes for permission in each.actions}
     assert of_the_page == of_the_table
     of_commands = PAGE.partition("## Permissions for commands")[2].partition("\n## ")[0]
-    of_operators = {right for each in PERMISSIONS if each.roles >= OPERATOR for right in each.actions}
-    assert set(re.findall(RIGHT, of_commands)) == of_operators
+    of_operators = {
+        permission for each in PERMISSIONS if each.roles >= OPERATOR for permission in each.actions
+    }
+    assert set(re.findall(PERMISSION, of_commands)) == of_operators
 
 
 @pytest.mark.parametrize(
-    ("role", "rights"),
+    ("role", "permissions"),
     [
         (
             "worker",
@@ -39,10 +43,10 @@ def test_the_page_and_the_table_have_the_same_rights():
         ("operator", "GetQueueAttributes GetQueueUrl SendMessage"),
     ],
 )
-def test_a_plain_queue_takes_these_rights_and_no_others(role, rights):
+def test_a_plain_queue_takes_these_permissions_and_no_others(role, permissions):
     document = policy_document(role, {"queues": [QUEUE], "queues_without_url": [QUEUE]})
     actions = {action for each in document["Statement"] for action in each["Action"]}
-    assert actions == {f"sqs:{right}" for right in rights.split()}
+    assert actions == {f"sqs:{permission}" for permission in permissions.split()}
     assert {each["Resource"] for each in document["Statement"]} == {QUEUE}
 
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, QueueFacts, Right, Severity, TaskFacts
+from celery_sqs_visibility.operate.doctor.facts import (
+    Facts,
+    Machine,
+    Permission,
+    QueueFacts,
+    Severity,
+    TaskFacts,
+)
 from celery_sqs_visibility.policy.options import Options
 
 DAY = 86_400
@@ -220,27 +227,29 @@ FOUND = [
     (run_checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
     # settings
     (
-        setting_checks.check_rights,
+        setting_checks.check_permissions,
         ERROR,
-        facts(queue(rights={"sqs:DeleteMessage": Right.DENIED})),
+        facts(queue(permissions={"sqs:DeleteMessage": Permission.DENIED})),
         "sqs:DeleteMessage is not allowed",
     ),
     (
-        setting_checks.check_rights,
+        setting_checks.check_permissions,
         WARNING,
-        facts(queue(rights={"sqs:SendMessage": Right.DENIED})),
+        facts(queue(permissions={"sqs:SendMessage": Permission.DENIED})),
         "Producers cannot publish",
     ),
     (
-        setting_checks.check_rights_on_dead_letters,
+        setting_checks.check_permissions_on_dead_letters,
         WARNING,
-        facts(queue(letters=dataclasses.replace(letters(), rights={"sqs:SendMessage": Right.DENIED}))),
+        facts(
+            queue(letters=dataclasses.replace(letters(), permissions={"sqs:SendMessage": Permission.DENIED}))
+        ),
         "come without a reason",
     ),
     (
-        setting_checks.check_unknown_rights,
+        setting_checks.check_unknown_permissions,
         NOTE,
-        facts(queue(rights={"sqs:ReceiveMessage": Right.NOT_KNOWN})),
+        facts(queue(permissions={"sqs:ReceiveMessage": Permission.NOT_KNOWN})),
         "not known whether these are allowed: sqs:ReceiveMessage",
     ),
     (
@@ -300,7 +309,7 @@ FOUND = [
     (
         setting_checks.check_remote_control,
         WARNING,
-        facts(options={"remote_control": True}, control_rights={"sqs:ListQueues": Right.DENIED}),
+        facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": Permission.DENIED}),
         "sqs:ListQueues is not allowed",
     ),
     (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
@@ -339,7 +348,7 @@ WELL = [
     facts(machine=Machine(remapped=True, grace=60), settings={"worker_soft_shutdown_timeout": 30}),
     facts(options={"shutdown_timeout": 100}, machine=Machine(grace=120)),
     facts(settings={"worker_prefetch_multiplier": 1, "broker_use_ssl": None, "result_backend": "redis://"}),
-    facts(queue(rights={"sqs:DeleteMessage": Right.ALLOWED})),
+    facts(queue(permissions={"sqs:DeleteMessage": Permission.ALLOWED})),
     facts(options={"remote_control": True}, settings={"worker_enable_remote_control": True}),
 ]
 

@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from celery_sqs_visibility.operate.doctor import gathering, run_checks
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Right
+from celery_sqs_visibility.operate.doctor.facts import Permission
 from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores import guarded
@@ -155,20 +155,20 @@ def test_a_router_that_wants_the_arguments_is_let_be(app, sqs):
     assert {task.queue for task in facts_of(app, sqs, ["proj"]).tasks} == {"proj"}
 
 
-def test_queues_have_attributes_rights_and_dead_letters(app, sqs):
+def test_queues_have_attributes_permissions_and_dead_letters(app, sqs):
     sqs.create_queue("dead", {"MessageRetentionPeriod": "60"}, {})
     sqs.create_queue("proj", redrive("dead"), {})
     (queue,) = facts_of(app, sqs).queues
     assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
-    assert queue.rights["sqs:DeleteMessage"] is Right.ALLOWED
-    assert queue.letters.rights == {"sqs:SendMessage": Right.NOT_KNOWN}
+    assert queue.permissions["sqs:DeleteMessage"] is Permission.ALLOWED
+    assert queue.letters.permissions == {"sqs:SendMessage": Permission.NOT_KNOWN}
 
 
 def test_a_key_is_asked_for_as_whoever_uses_the_queue(app, sqs, monkeypatch):
     asked = []
     monkeypatch.setattr(
         gathering,
-        "rights_on_key",
+        "permissions_on_key",
         lambda known, own, _: asked.append((known.get("KmsMasterKeyId"), own)) or {},
     )
     sqs.create_queue("dead", {"KmsMasterKeyId": "of-letters"}, {})
@@ -184,7 +184,7 @@ def test_what_is_missing_is_not_created(app, sqs):
     calls = len(sqs.calls)
     facts = facts_of(app, sqs, ["proj", "absent"], dead_letter_queue="dead")
     proj, absent = facts.queues
-    assert (absent.exists, absent.may_be_created, absent.rights) == (False, True, {})
+    assert (absent.exists, absent.may_be_created, absent.permissions) == (False, True, {})
     assert proj.letters.exists is False
     assert "CreateQueue" not in {action for action, _ in sqs.calls[calls:]}
 
@@ -200,12 +200,14 @@ def test_a_queue_that_may_not_be_looked_at_is_not_known(app, sqs):
 def test_with_remote_control_its_right_is_looked_at_and_its_queues_are_not_the_apps(app, sqs):
     for name in ("proj", "celery-control-celery-pidbox-1"):
         sqs.create_queue(name, {}, {})
-    assert facts_of(app, sqs).control_rights == {}
+    assert facts_of(app, sqs).control_permissions == {}
     facts = facts_of(app, sqs, remote_control=True)
-    assert facts.control_rights == {"sqs:ListQueues": Right.ALLOWED}
+    assert facts.control_permissions == {"sqs:ListQueues": Permission.ALLOWED}
     assert [queue.name for queue in facts.queues] == ["proj"]
     sqs.fail_next("ListQueues", AccessDeniedError("ListQueues was answered AccessDenied"))
-    assert facts_of(app, sqs, remote_control=True).control_rights == {"sqs:ListQueues": Right.DENIED}
+    assert facts_of(app, sqs, remote_control=True).control_permissions == {
+        "sqs:ListQueues": Permission.DENIED
+    }
 
 
 def test_the_machine_says_how_it_ends(app, sqs, monkeypatch):
