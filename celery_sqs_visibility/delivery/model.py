@@ -20,14 +20,6 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
-class Bucket(dict["Delivery", None]):
-    """Deliveries of a queue that are to be extended at one instant: see `hold.ledger.ExtensionSchedule`."""
-
-    def __init__(self, instant: float, queue: Queue) -> None:
-        self.instant = instant
-        self.queue = queue
-
-
 class Rejecter(Protocol):
     """Decides how to settle failed messages: see `settle.rejection`. Any thread."""
 
@@ -168,8 +160,8 @@ class Delivery:
     #: Whether a request that extends it is in flight, and the settlement that waits for that.
     extending: bool = field(default=False, init=False)
     waiting: Settlement | None = field(default=None, init=False)
-    #: Where the extension schedule keeps it.
-    bucket: Bucket | None = field(default=None, init=False)
+    #: The `hold.ledger.Bucket` in which the extension schedule keeps it.
+    bucket: Any = field(default=None, init=False)
     #: The instant until which its task asks to have it hidden; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.

@@ -22,7 +22,6 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
@@ -33,10 +32,10 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import emit, has_listener
 from celery_sqs_visibility.measurements import ReceiveEnded
-from celery_sqs_visibility.policy.backoff import pause, reply_grace
-from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import PollSchedule, reply_grace
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -73,6 +72,45 @@ OnMessage = Callable[[dict[str, Any]], object]
 
 #: An instant that has passed: do not wait.
 NO_WAIT: Final = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """From an instant to another, both monotonic; without end it is until infinity."""
+
+    began: float
+    until: float
+
+
+class Pauses:
+    """Paused queues, by Celery's names. One for a process: a pause outlasts a connection.
+
+    Any thread, without a lock: each method reads or writes the table once. A pause whose time is over counts
+    as none.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._pauses: dict[str, Pause] = {}
+
+    def pause(self, queue: str, seconds: float = math.inf) -> None:
+        """Pause the queue from now on, for `seconds`, in place of the pause that it has."""
+        now = self._clock.monotonic()
+        self._pauses[queue] = Pause(now, now + seconds)
+
+    def resume(self, queue: str) -> None:
+        """End the queue's pause, if it has one."""
+        self._pauses.pop(queue, None)
+
+    def get(self, queue: str) -> Pause | None:
+        """The queue's pause, if it has one now."""
+        pause = self._pauses.get(queue)  # each poll asks
+        return pause if pause is not None and self._clock.monotonic() < pause.until else None
+
+    def seconds_left(self, queue: str) -> float:
+        """How long its pause still lasts; 0 without one."""
+        pause = self.get(queue)
+        return 0.0 if pause is None else max(0.0, pause.until - self._clock.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,9 +568,9 @@ class Receivers:
         return receiver
 
     def on_message(self, queue_name: str) -> OnMessage | None:
-        """The queue's callback; `None` if the queue is not consumed any more."""
+        """The queue's callback; `None` while the queue is paused, or if it is not consumed any more."""
         receiver, on_message = self._latest.get(queue_name, (None, None))
-        return None if receiver is None or receiver.stopping else on_message
+        return None if receiver is None or receiver.halted else on_message
 
     def all(self) -> tuple[Receiver, ...]:
         """The latest receivers and the replaced ones."""

@@ -120,6 +120,10 @@ class _Receiver:
     def stop(self):
         self.stopping = True
 
+    @property
+    def halted(self):
+        return self.stopping
+
     def expect(self, *_):
         pass
 

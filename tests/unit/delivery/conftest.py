@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.events import subscribe
 

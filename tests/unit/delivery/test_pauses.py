@@ -11,7 +11,7 @@ from support.factories import counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK

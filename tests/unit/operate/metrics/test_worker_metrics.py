@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from support.clock import FakeClock
 from support.factories import queue_consumer
 
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.events import has_listener
