@@ -195,7 +195,7 @@ class Arrivals:
                 if turn_given is not None:
                     turn_given(queue.name)
                 self.handed += 1
-                on_message(buffered.payload)
+                on_message(buffered.payload, delivery)
             except Exception:
                 if raising:
                     raise

@@ -53,11 +53,13 @@ class PollSchedule:
         self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, polls in vain so far)
         self._in_order: list[tuple[float, str]] = []  # the same messages: (instant, message id), sorted
 
-    def expect(self, message_id: str, at: float) -> None:
-        """A message that this process hid becomes visible at that instant."""
+    def expect(self, message_id: str, at: float) -> bool:
+        """A message that this process hid becomes visible at that instant; whether a poll is due sooner."""
+        before = self.next_poll()
         self._remember(message_id, at, 0)
         if len(self._expected) > MAX_EXPECTED:
             self._forget(self._in_order[-1][1])  # the soonest retries are never late
+        return self.next_poll() < before
 
     def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
         """A poll ended and brought these messages.

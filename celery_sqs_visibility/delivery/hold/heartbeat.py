@@ -78,7 +78,8 @@ class Heartbeat:
         due = self._ledger.next_extension()
         with self.batch_threads.lock:
             if due is not None and (self._expected is None or due < self._expected):
-                self.batch_threads.wake()
+                self._expected = due
+                self.batch_threads.wake_for(due)
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
         """See `batch_threads.Work`."""

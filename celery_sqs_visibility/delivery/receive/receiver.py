@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
@@ -67,8 +68,8 @@ ATTEMPT_SECONDS: Final = 300.0
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
-#: Takes a kombu payload, on the main thread.
-OnMessage = Callable[[dict[str, Any]], object]
+#: Takes a kombu payload and its delivery, on the main thread.
+OnMessage = Callable[[dict[str, Any], Delivery], object]
 
 #: An instant that has passed: do not wait.
 NO_WAIT: Final = -math.inf
@@ -288,9 +289,7 @@ class Receiver:
     def expect(self, message_id: str, at: float) -> None:
         """A message of this queue becomes visible at that monotonic instant."""
         with self._lock:
-            before = self._schedule.next_poll()
-            self._schedule.expect(message_id, at)
-            if self._schedule.next_poll() < before:
+            if self._schedule.expect(message_id, at):
                 self._changed.notify_all()
 
     def facts(self, now: float) -> PollingFacts:

@@ -104,7 +104,7 @@ class Holding(HeldRequests):
     def hand_over(self):
         self.queue_consumer._buffer.dispatch(self.clock)
 
-    def on_message(self, payload):
+    def on_message(self, payload, _delivery):
         delivery = self.queue_consumer.ledger.get(payload["handle"]).current
         if self.now <= self.finished_at.get(delivery.facts.message_id, -1e9) + TIMEOUT:
             self.wrong.append("what was finished here is run again")

@@ -99,7 +99,11 @@ class World:
 
     def consume(self, queue, *bodies, on_message=None):
         factories.send(queue, *bodies)
-        self.consumer.consume(queue, on_message or self.handed.append)
+        self.consumer.consume(queue, self.on_message(on_message or self.handed.append))
+
+    @staticmethod
+    def on_message(take_payload):
+        return lambda payload, _delivery: take_payload(payload)
 
     def buffered(self, queue, *bodies, on_message=None):
         """Have these messages in the buffer, and the receiver asleep."""

@@ -184,7 +184,7 @@ def test_a_connection_made_anew_finds_the_pause(make):
     pause(world, queue)
     factories.send(queue, "a")
     world.consumer = world.new_consumer()
-    world.consumer.consume(queue, world.handed.append)
+    world.consumer.consume(queue, world.on_message(world.handed.append))
     assert world.consumer.consumed() == [queue.name]
     wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
     resume(world, queue)
