@@ -35,7 +35,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
+from celery_sqs_visibility.events import emit, log_safely
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
@@ -119,7 +119,8 @@ class DeliveryHolder:
             return False
         if not self.ledger.start(delivery, self._clock.monotonic()):
             return False
-        emit_if_wanted(events.Started, delivery.facts)
+        if events.Started.is_wanted():
+            emit(events.Started(delivery.facts))
         return True
 
     def dispatch(self, delivery: Delivery) -> bool:
@@ -180,7 +181,7 @@ class DeliveryHolder:
             if not done:
                 self.redeliveries.remove(delivery)
             now = self._clock.monotonic()
-            if has_listener(DeliveryEnded):  # asked here, since most workers measure nothing
+            if DeliveryEnded.is_wanted():  # asked here, since most workers measure nothing
                 measure_end(delivery, settlement, now)
             if at_once:
                 self._carry_out(delivery, settlement, now)
@@ -260,7 +261,7 @@ class DeliveryHolder:
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted = has_listener(events.Deleted)
+        is_wanted = events.Deleted.is_wanted()
         for one, error in ended:
             delivery = one.delivery
             try:
@@ -289,7 +290,8 @@ class DeliveryHolder:
             event, visible_at = return_of(delivery, settlement, now)
         self._expect(delivery.queue, delivery.facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(event)
-        measure_settlement(delivery, now)
+        if delivery.settled_at is not None:  # somebody measures
+            measure_settlement(delivery, now)
 
     def _remove_payload(self, delivery: Delivery, pointer: PayloadPointer) -> None:
         """SQS has deleted the message; but one that may be lost may be there still, under a newer handle."""

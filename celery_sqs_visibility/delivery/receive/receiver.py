@@ -31,7 +31,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -537,8 +537,9 @@ class Receiver:
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, took=took)
-        self._outage.success(poll.started)
-        if has_listener(ReceiveEnded):
+        if self._outage.error is not None:
+            self._outage.success(poll.started)
+        if ReceiveEnded.is_wanted():
             emit(ReceiveEnded(self.queue.name, poll.reservation.messages, len(message_ids)))
 
 
