@@ -324,5 +324,4 @@ class QueueConsumer(DeliveryHolder):
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        if (receiver := self._receivers.get(queue.name)) is not None:
-            receiver.expect(message_id, at)
+        self._receivers.expect(queue.name, message_id, at)

@@ -17,11 +17,10 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
-from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
+from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, read_json, with_eta
 from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import inflate
 

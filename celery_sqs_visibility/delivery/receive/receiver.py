@@ -567,6 +567,11 @@ class Receivers:
         receiver, _ = self._latest.get(queue_name, (None, None))
         return receiver
 
+    def expect(self, queue_name: str, message_id: str, at: float) -> None:
+        """A message of the queue becomes visible at that monotonic instant."""
+        if (receiver := self.get(queue_name)) is not None:
+            receiver.expect(message_id, at)
+
     def on_message(self, queue_name: str) -> OnMessage | None:
         """The queue's callback; `None` while the queue is paused, or if it is not consumed any more."""
         receiver, on_message = self._latest.get(queue_name, (None, None))
