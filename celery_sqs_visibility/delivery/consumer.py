@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
-from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver, Receivers
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
@@ -71,7 +71,6 @@ class QueueConsumer(DeliveryHolder):
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         self._buffer = buffer
-        self._receivers = Receivers()
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
         parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
@@ -322,6 +321,3 @@ class QueueConsumer(DeliveryHolder):
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
-
-    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        self._receivers.expect(queue.name, message_id, at)

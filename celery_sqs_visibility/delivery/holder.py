@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
@@ -18,6 +17,7 @@ from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
@@ -68,6 +68,7 @@ class DeliveryHolder:
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
         self._turns = turns
+        self._receivers = Receivers()
         self.ledger = Ledger(options.for_queue, leases)
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
@@ -85,10 +86,6 @@ class DeliveryHolder:
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
-
-    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        """The message becomes visible at that monotonic instant."""
-        raise NotImplementedError
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
@@ -236,7 +233,7 @@ class DeliveryHolder:
         delivery.pointer = None
         delay = renew.copy.delay_at(self._clock.wall()) or 0
         visible_at = self._clock.monotonic() + delay
-        self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        self._receivers.expect(delivery.queue.name, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(events.Renewed(delivery.facts, delay))
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -288,7 +285,8 @@ class DeliveryHolder:
             return  # `_send_letter` has submitted the settlement that follows
         else:
             event, visible_at = return_of(delivery, settlement, now)
-        self._expect(delivery.queue, delivery.facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        again_at = visible_at + REAPPEARS_AFTER_SECONDS
+        self._receivers.expect(delivery.queue.name, delivery.facts.message_id, again_at)
         emit(event)
         if delivery.settled_at is not None:  # somebody measures
             measure_settlement(delivery, now)
