@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -13,7 +13,7 @@ from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heart
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
@@ -149,12 +149,6 @@ class DeliveryHolder:
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
             superseded_by.extend(wanted)
         return True
-
-    def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `model.Holder`."""
-        return self.parking.renewal(delivery, eta, copied, payload)
 
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""

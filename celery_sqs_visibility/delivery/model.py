@@ -52,6 +52,15 @@ class Rejecter(Protocol):
         """See `Delivery.may_return`."""
 
 
+class Parker(Protocol):
+    """Decides how messages wait: see `settle.parking`. Any thread."""
+
+    def renewal(
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `Delivery.renewal`."""
+
+
 class Holder(Protocol):
     """Holder of deliveries. Any thread may call it; it does no I/O in that thread."""
 
@@ -66,6 +75,10 @@ class Holder(Protocol):
     @property
     def rejection(self) -> Rejecter:
         """Settles failed messages."""
+
+    @property
+    def parking(self) -> Parker:
+        """Decides how messages wait for their ETA."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle it; whether it was still held."""
@@ -87,11 +100,6 @@ class Holder(Protocol):
 
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
-
-    def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `Delivery.renewal`."""
 
 
 class Inactivity(NamedTuple):
@@ -216,7 +224,7 @@ class Delivery:
 
     def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
         """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
-        return self.holder.renewal(self, eta, copied, payload)
+        return self.holder.parking.renewal(self, eta, copied, payload)
 
     @property
     def lease_key(self) -> LeaseKey | None:
