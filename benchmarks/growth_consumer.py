@@ -20,7 +20,7 @@ class Consumer:
         self.own = factories.queue_consumer(worlds.Clock, prefetch_seconds=0, leases=self.leases, **options)
         self.own.capacity.prefetch_count = 0
         self.queue = factories.queue(self.sqs)
-        self.own.consume(self.queue, lambda _payload: None)
+        self.own.consume(self.queue, lambda *_: None)
 
     def receive(self, messages, seconds=0.0):
         """Send and receive them, ten a request, that many seconds apart; the deliveries."""

@@ -44,10 +44,10 @@ def one_task(facts):
     emit(events.Received(facts))
     emit(events.Started(facts))
     emit(events.Finished(facts))
-    if events.has_listener(measurements.DeliveryEnded):
+    if measurements.DeliveryEnded.is_wanted():
         emit(measurements.DeliveryEnded(facts, "succeeded", 0.2, 0.1))
     emit(events.Deleted(facts))
-    if events.has_listener(measurements.SettlementEnded):
+    if measurements.SettlementEnded.is_wanted():
         emit(measurements.SettlementEnded(facts, 0.03))
 
 
@@ -55,9 +55,9 @@ def one_batch(facts):
     for _ in range(10):
         one_task(facts)
     for action in ("ReceiveMessage", "DeleteMessageBatch"):
-        if events.has_listener(events.SQSRequest):
+        if events.SQSRequest.is_wanted():
             emit(events.SQSRequest(action, 0.01, "ok", "celery"))
-    if events.has_listener(measurements.ReceiveEnded):
+    if measurements.ReceiveEnded.is_wanted():
         emit(measurements.ReceiveEnded("celery", 10, 10))
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar, overload
+from typing import Any, ClassVar, Final, TypeVar, overload
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +82,44 @@ class DeliveryFacts:
         )
 
 
+Listener = Callable[[Any], None]
+Condition = Callable[[], bool]
+
+ALWAYS: Final[Condition] = partial(bool, 1)  # in C, as each message asks
+NEVER: Final[Condition] = partial(bool, 0)
+
+_lock = threading.Lock()  # guards changes of _subscriptions; emitting needs no lock
+_subscriptions: tuple[_Subscription, ...] = ()
+
+
+def _find_listeners(kind: type[Event]) -> None:
+    """Tell a class of events who listens. It may have been defined after the subscriptions."""
+    interested = [one for one in _subscriptions if issubclass(kind, one.kind)]
+    kind.listeners = tuple(one.listener for one in interested)
+    kind.is_wanted = _any_of({one.when for one in interested})
+
+
+def _any_of(conditions: set[Condition]) -> Condition:
+    if not conditions:
+        return NEVER
+    if ALWAYS in conditions:
+        return ALWAYS
+    if len(conditions) == 1:
+        return conditions.pop()
+    return lambda: any(condition() for condition in conditions)
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something happened in this process."""
+
+    #: Whether anybody wants events of this class now; if not, they need not be made.
+    is_wanted: ClassVar[Condition] = NEVER
+    #: The listeners of this class, in the order of subscription.
+    listeners: ClassVar[tuple[Listener, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        _find_listeners(cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +264,6 @@ class EventsDropped(Event):
 
 
 E = TypeVar("E", bound=Event)
-Listener = Callable[[Any], None]
-Condition = Callable[[], bool]
-
-ALWAYS: Final[Condition] = partial(bool, 1)  # in C, as each message asks
-NEVER: Final[Condition] = partial(bool, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,39 +273,14 @@ class _Subscription:
     when: Condition
 
 
-@dataclass(frozen=True, slots=True)
-class _Listeners:
-    """The listeners of one class of events, in the order of subscription; whether any wants one now."""
-
-    all: tuple[Listener, ...]
-    is_any_wanted: Condition
-
-
-class _Audience(dict[type[Event], _Listeners]):
-    """The listeners of each class of events that somebody asked for."""
-
-    def __init__(self, subscriptions: tuple[_Subscription, ...] = ()) -> None:
-        self.subscriptions = subscriptions
-
-    def __missing__(self, kind: type[Event]) -> _Listeners:
-        interested = [one for one in self.subscriptions if issubclass(kind, one.kind)]
-        conditions = {one.when for one in interested}
-        self[kind] = listeners = _Listeners(tuple(one.listener for one in interested), _any_of(conditions))
-        return listeners
-
-
-def _any_of(conditions: set[Condition]) -> Condition:
-    if not conditions:
-        return NEVER
-    if ALWAYS in conditions:
-        return ALWAYS
-    if len(conditions) == 1:
-        return conditions.pop()
-    return lambda: any(condition() for condition in conditions)
-
-
-_lock = threading.Lock()  # guards changes of _audience, which is replaced whole: readers need no lock
-_audience = _Audience()
+def _replace_subscriptions(subscriptions: tuple[_Subscription, ...]) -> None:
+    """Under the lock."""
+    global _subscriptions  # noqa: PLW0603 - one process, one stream of events
+    _subscriptions = subscriptions
+    kinds: list[type[Event]] = [Event]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        _find_listeners(kind)
 
 
 @overload
@@ -300,42 +305,29 @@ def subscribe(
     Returns:
         A function that ends the subscription; calling it twice is harmless.
     """
-    global _audience  # noqa: PLW0603 - one process, one stream of events
     subscription = _Subscription(listener, kind, when)  # told from an equal one by its identity
     with _lock:
-        _audience = _Audience((*_audience.subscriptions, subscription))
+        _replace_subscriptions((*_subscriptions, subscription))
 
     def unsubscribe() -> None:
-        global _audience  # noqa: PLW0603
         with _lock:
-            _audience = _Audience(tuple(one for one in _audience.subscriptions if one is not subscription))
+            _replace_subscriptions(tuple(one for one in _subscriptions if one is not subscription))
 
     return unsubscribe
 
 
 def subscribed(listener: Listener) -> bool:
     """Whether that listener hears of events."""
-    return any(one.listener is listener for one in _audience.subscriptions)
-
-
-def has_listener(kind: type[Event]) -> bool:
-    """Whether anybody wants events of that class now; if not, they need not be made."""
-    return _audience[kind].is_any_wanted()
+    return any(one.listener is listener for one in _subscriptions)
 
 
 def emit(event: Event) -> None:
     """Tell every listener of the event's kind. Never raises."""
-    for listener in _audience[type(event)].all:
+    for listener in event.listeners:
         try:
             listener(event)
         except Exception:  # noqa: BLE001 - logged, if that works
             log_safely(logger.exception, "a listener raised at %s; continuing", type(event).__name__)
-
-
-def emit_if_wanted(kind: type[DeliveryEvent], delivery: DeliveryFacts) -> None:
-    """Emit an event of each message, with no facts but those of its delivery, if anybody wants one."""
-    if _audience[kind].is_any_wanted():
-        emit(kind(delivery))
 
 
 def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:

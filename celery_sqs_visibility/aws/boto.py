@@ -19,7 +19,7 @@ from celery_sqs_visibility.errors import (
     RequestRefusedError,
     SQSError,
 )
-from celery_sqs_visibility.events import SQSRequest, emit, has_listener
+from celery_sqs_visibility.events import SQSRequest, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import LISTED_QUEUES
 
@@ -232,7 +232,7 @@ class BotoSQS(SQS):
             outcome = error.code
             raise error from error.__cause__
         finally:
-            if has_listener(SQSRequest):
+            if SQSRequest.is_wanted():
                 seconds = SYSTEM_CLOCK.monotonic() - started
                 emit(SQSRequest(action, seconds, outcome, _queue_of(params)))
         return result

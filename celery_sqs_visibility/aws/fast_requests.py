@@ -6,21 +6,28 @@ first request is a template for the others. Credentials, signatures, connections
 errors are botocore's.
 
 Where a tracer has patched clients (`BaseClient._make_api_call`), the client makes all requests.
+
+Of two requests for one action, only the body, the date, the length and the signature differ. botocore signs
+the first of a day in full; of its canonical request the rest is filled in (`SignedForm`), and botocore's own
+`SigV4Auth` makes the string to sign and the signature of that.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
+from copy import copy
+from datetime import datetime, timezone
 from functools import partial
 from http.client import HTTPException
 from ssl import SSLError
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.error_codes import translate
 from celery_sqs_visibility.aws.exchange import exchange
-from celery_sqs_visibility.aws.signed_form import SignedForm, time_now
 from celery_sqs_visibility.contacts.botocore import (
     IdleConnections,
     http_session_of,
@@ -34,10 +41,12 @@ from celery_sqs_visibility.errors import (
     RequestRefusedError,
     UnrecognizedResponseError,
 )
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from botocore.auth import SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.signers import RequestSigner
     from types_boto3_sqs import SQSClient
@@ -80,6 +89,16 @@ SIGNATURE_VERSION: Final = "v4"
 
 #: Parts of an answer that are not read as they are: nulls are left out, and bytes are decoded.
 UNLIKE_JSON: Final = (b"null", b"BinaryValue")
+
+#: The time of a request in its header and its signature (botocore/auth.py: `SIGV4_TIMESTAMP`), and its day.
+TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+DAY: Final = slice(8)
+
+#: Headers that differ between two requests for one action.
+VARYING_HEADERS: Final = frozenset({"authorization", "content-length", "host", "x-amz-date"})
+
+#: Where the last part of an Authorization header begins.
+SIGNATURE: Final = ", Signature="
 
 
 class Caller:
@@ -266,9 +285,7 @@ class FastRequests:
         request.context.update(self._context)
         forms, auth = self._forms, self._new_auth()
         self._signer.sign(action, request)
-        # Credentials that were renewed meanwhile may have signed, or not.
-        if auth.credentials == self._new_auth().credentials and not is_listened_to(self._client, action):
-            self._keep_form(forms, action, auth, request)
+        self._keep_form(forms, action, auth, request)
         return request.prepare()
 
     def _keep_form(
@@ -278,6 +295,9 @@ class FastRequests:
         if known is None and action in forms:
             return
         if known is not None and known.is_for(auth, request.context["timestamp"]):
+            return
+        # Credentials that were renewed meanwhile may have signed, or not.
+        if auth.credentials != self._new_auth().credentials or is_listened_to(self._client, action):
             return
         try:
             forms[action] = SignedForm(auth, request)
@@ -346,3 +366,70 @@ def _members(members: dict[str, Any]) -> dict[str, Any]:
 
 def _are_objects(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
+class SignedForm:
+    """A request without its body and time. Immutable; any thread.
+
+    Args:
+        auth: has signed the request.
+        request: a signed AWSRequest.
+
+    Raises:
+        ValueError: filled in with its own time and body, it has another signature.
+    """
+
+    def __init__(self, auth: SigV4Auth, request: Any) -> None:
+        self._credentials: Any = auth.credentials
+        time = request.context.get("timestamp", "")
+        self._day = time[DAY]
+        canonical = auth.canonical_request(_before_signing(request))
+        digest = hashlib.sha256(request.body).hexdigest()
+        self._before_time, found, self._after_time = canonical.removesuffix(digest).partition(time or " ")
+        headers = {name.lower(): value for name, value in request.prepare().headers.items()}
+        self._authorization, mark, signature = headers.get("authorization", "").partition(SIGNATURE)
+        self._fixed = _fixed_lines(request.url, auth.headers_to_sign(request)["host"], headers)
+        signs_alike = mark and self._signature(auth, time, request.body) == signature
+        if not (found and signs_alike and f"={auth.scope(request)}," in self._authorization):
+            raise ValueError("the signature of the client's requests has an unknown form")
+
+    def is_for(self, auth: SigV4Auth, time: str) -> bool:
+        """Return whether requests at that time, with these credentials, have this form."""
+        return time[DAY] == self._day and bool(auth.credentials == self._credentials)
+
+    def filled_in(self, auth: SigV4Auth, time: str, body: bytes) -> bytes:
+        """Return a request with that body, signed at that time: head and body, as they are sent."""
+        varying = (
+            f"X-Amz-Date: {time}\r\nContent-Length: {len(body)}\r\n"
+            f"Authorization: {self._authorization}{SIGNATURE}{self._signature(auth, time, body)}\r\n\r\n"
+        )
+        return self._fixed + varying.encode() + body
+
+    def _signature(self, auth: SigV4Auth, time: str, body: bytes) -> str:
+        at: Any = SimpleNamespace(context={"timestamp": time})  # all that is read of a request here
+        digest = hashlib.sha256(body).hexdigest()
+        text = auth.string_to_sign(at, f"{self._before_time}{time}{self._after_time}{digest}")
+        return auth.signature(text, at)
+
+
+def time_now() -> str:
+    """Return the wall clock's time as a signature has it."""
+    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), timezone.utc).strftime(TIME_FORMAT)
+
+
+def _before_signing(request: Any) -> Any:
+    """Return a request as it was when it was signed. The signature covers all headers but its own."""
+    unsigned = copy(request)
+    unsigned.headers = copy(request.headers)
+    del unsigned.headers["Authorization"]
+    return unsigned
+
+
+def _fixed_lines(url: str, host: str, headers: dict[str, Any]) -> bytes:
+    path = f"/{url.partition('://')[2].partition('/')[2]}"
+    lines = [f"POST {path} HTTP/1.1".encode(), f"Host: {host}".encode(), b"Accept-Encoding: identity"]
+    for name, value in headers.items():
+        if name not in VARYING_HEADERS:
+            text = value if isinstance(value, bytes) else str(value).encode("latin-1")
+            lines.append(name.encode() + b": " + text)
+    return b"\r\n".join([*lines, b""])

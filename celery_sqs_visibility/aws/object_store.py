@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.error_codes import is_unanswered, reworded, trans
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import CredentialsRefusedError, TooLargeError, UnavailableError
-from celery_sqs_visibility.events import SQSRequest, emit, has_listener
+from celery_sqs_visibility.events import SQSRequest, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class S3ObjectStore(ObjectStore):
             remedy = "; create the bucket, or correct payload_store" if outcome == NO_BUCKET else ""
             raise reworded(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from error.__cause__ or exc
         finally:
-            if has_listener(SQSRequest):
+            if SQSRequest.is_wanted():
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
 
 

@@ -53,7 +53,7 @@ class RedriveBook:
 
     def __init__(self, plain: Callable[[str], Callable[[], Queue] | None] = lambda _name: None) -> None:
         self._plain = plain
-        self._lock = ProcessLock()  # guards everything below
+        self._lock = ProcessLock()  # guards changes of everything below: a look-up is one step
         self._asked: dict[str, float] = {}
         self._errors: dict[str, SQSError] = {}
         self._known: dict[str, Redrive | None] = {}
@@ -67,10 +67,11 @@ class RedriveBook:
         While one thread asks, and after a failure until it is time to ask again, the last known policy holds.
         `now` is in seconds on the monotonic clock; `quietly` leaves out the warning of a missing permission.
         """
+        if self._was_asked(queue, now):  # as nearly always
+            return self.peek(queue)
         with self._lock:
-            asked = self._asked.get(queue.url)
-            if asked is not None and now - asked < REDRIVE_SECONDS:
-                return self._known.get(queue.url)
+            if self._was_asked(queue, now):
+                return self.peek(queue)
             self._asked[queue.url] = now
         try:
             attributes = queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY, RETENTION])
@@ -78,9 +79,13 @@ class RedriveBook:
             self._failed(queue, error, now, quietly=quietly)
             return self.peek(queue)
         with self._lock:
-            policy = self._known[queue.url] = parse_redrive_policy(attributes)
             self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
+            policy = self._known[queue.url] = parse_redrive_policy(attributes)
         return policy
+
+    def _was_asked(self, queue: Queue, now: float) -> bool:
+        asked = self._asked.get(queue.url)
+        return asked is not None and now - asked < REDRIVE_SECONDS
 
     def _failed(self, queue: Queue, error: SQSError, now: float, *, quietly: bool) -> None:
         passes = not isinstance(error, AccessDeniedError)
@@ -118,9 +123,8 @@ class RedriveBook:
         return min(least - 1 if policy is None else policy.max_receive_count, receive_count - 1)
 
     def knows(self, queue: Queue) -> bool:
-        """Return whether SQS has ever answered, if only that there is no policy. No request is made."""
-        with self._lock:
-            return queue.url in self._known
+        """Return whether SQS has ever answered, if only that there is no policy. No request, no lock."""
+        return queue.url in self._known
 
     def why_unknown(self, queue: Queue) -> SQSError | None:
         """Return the error of the latest request, if SQS has never answered one. No request is made."""

@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     ReadContent,
     ReadLater,
 )
-from celery_sqs_visibility.delivery.receive.receiver import OnMessage
+from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import log_safely
@@ -42,8 +42,8 @@ Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
-    `on_message` returns a queue's callback; `None` where the queue is not consumed any more, whose messages
-    `give_back` settles. Without `fetch` there are no payloads in S3.
+    `receivers` has the callbacks of the queues; where one has none, `give_back` settles its messages. Without
+    `fetch` there are no payloads in S3.
 
     Attributes:
         dispatching: whether Celery gets any messages.
@@ -54,13 +54,13 @@ class Arrivals:
         self,
         decoder: Decoder,
         holder: DeliveryHolder,
-        on_message: Callable[[str], OnMessage | None],
+        receivers: Receivers,
         give_back: Callable[[Delivery], None],
         fetch: Fetch | None = None,
     ) -> None:
         self._decoder = decoder
         self._holder = holder
-        self._on_message = on_message
+        self._receivers = receivers
         self._give_back = give_back
         self._fetch = fetch
         self.dispatching = True
@@ -175,7 +175,7 @@ class Arrivals:
         An exception of Celery's is raised if that is wanted, and its message stays held; otherwise it is
         logged, and the message comes back.
         """
-        on_message = self._on_message(queue.name)
+        on_message = self._receivers.on_message(queue.name)
         if on_message is None:
             return None
         lapsed, capacity = self._holder.lapsed, self._holder.capacity
@@ -189,7 +189,7 @@ class Arrivals:
                 if turn_given is not None:
                     turn_given(queue.name)
                 self.handed += 1
-                on_message(buffered.payload)
+                on_message(buffered.payload, delivery)
             except Exception:
                 if raising:
                     raise

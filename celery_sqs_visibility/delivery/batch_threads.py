@@ -101,10 +101,15 @@ class BatchThreads(Generic[Batch]):
     def wake(self) -> None:
         """Make a thread look at the work again: something may be due, now or later."""
         with self.lock:
-            self._wake(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._wake(now, self._work.due(now))
 
-    def _wake(self, now: float) -> None:
-        due = self._work.due(now)
+    def wake_for(self, due: float) -> None:
+        """Make a thread look at the work again, of which the next is due at that monotonic instant."""
+        with self.lock:
+            self._wake(self._clock.monotonic(), due)
+
+    def _wake(self, now: float, due: float | None) -> None:
         if due is None or not self._started:
             return
         # Work that is due later needs no further thread: busy threads look at it when they return.
@@ -128,7 +133,7 @@ class BatchThreads(Generic[Batch]):
             if batch is None:
                 return False
             mine = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
-            self._wake(now)  # another thread takes the work that is left
+            self._wake(now, self._work.due(now))  # another thread takes the work that is left
         failed = self._send(mine)
         with self.lock:
             if self._in_progress.pop(threading.current_thread(), None) is not mine:
@@ -159,7 +164,7 @@ class BatchThreads(Generic[Batch]):
         with self.lock:
             stuck = self._threads and {thread for thread in self._threads if self._is_stuck(thread, now)}
             if not stuck:
-                self._wake(now)  # all threads may be busy for longer than due work can wait
+                self._wake(now, self._work.due(now))  # all may be busy for longer than due work can wait
                 return
             self._threads -= stuck
             abandoned = [self._in_progress.pop(thread) for thread in stuck if thread in self._in_progress]

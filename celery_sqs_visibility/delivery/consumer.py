@@ -21,8 +21,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receiver, Receivers
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
@@ -72,7 +71,6 @@ class QueueConsumer(DeliveryHolder):
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         self._buffer = buffer
-        self._receivers = Receivers()
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
         parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
@@ -210,16 +208,12 @@ class QueueConsumer(DeliveryHolder):
 
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back its queue's buffered messages, unless that is consumed again."""
-        if self._receivers.on_message(queue.name) is None:
+        if queue.name not in self._receivers.consumed():
             self._release_buffered(queue)
 
     def _release_buffered(self, queue: Queue) -> None:
         for delivery in self._take_buffered(queue.name):
             delivery.settle(Release())
-
-    def _on_message(self, queue_name: str) -> OnMessage | None:
-        """The queue's callback; `None` if Celery gets none of its messages now."""
-        return None if self._pauses.get(queue_name) else self._receivers.on_message(queue_name)
 
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
         """Take one queue's deliveries out of the buffer, or all; others' stay, which may share it."""
@@ -240,7 +234,7 @@ class QueueConsumer(DeliveryHolder):
         arrivals = Arrivals(
             decoder,
             self,
-            self._on_message,
+            self._receivers,
             self._give_back_late,
             awaited.submit if awaited else None,
         )
@@ -307,7 +301,7 @@ class QueueConsumer(DeliveryHolder):
         return next((each for each in self._consumers() if each._dispatches(queue.name)), None)  # noqa: SLF001
 
     def _dispatches(self, queue_name: str) -> bool:
-        return self._arrivals.dispatching and self._on_message(queue_name) is not None
+        return self._arrivals.dispatching and self._receivers.on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""
@@ -331,7 +325,3 @@ class QueueConsumer(DeliveryHolder):
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
         self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
-
-    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        if (receiver := self._receivers.get(queue.name)) is not None:
-            receiver.expect(message_id, at)

@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released, emit, has_listener
+from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released, emit
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
@@ -69,7 +69,7 @@ def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
 
 def measure_end(delivery: Delivery, settlement: Settlement, now: float) -> None:
     """It is settled, at that monotonic instant. Any thread."""
-    if has_listener(DeliveryEnded):
+    if DeliveryEnded.is_wanted():
         delivery.settled_at = now
         if not (delivery.acknowledged_early and delivery.started):  # else its run has only begun
             _tell(delivery, outcome_of(delivery, settlement, now), now)
@@ -77,7 +77,7 @@ def measure_end(delivery: Delivery, settlement: Settlement, now: float) -> None:
 
 def measure_run(delivery: Delivery, now: float) -> None:
     """Its run has ended, which was settled when it began. Any thread."""
-    if has_listener(DeliveryEnded):
+    if DeliveryEnded.is_wanted():
         _tell(delivery, delivery.outcome or "succeeded", now)
 
 
@@ -89,5 +89,5 @@ def _tell(delivery: Delivery, outcome: str, now: float) -> None:
 
 def measure_settlement(delivery: Delivery, now: float) -> None:
     """SQS was told how it ended, at that monotonic instant. A settler's thread."""
-    if delivery.settled_at is not None and has_listener(SettlementEnded):
+    if delivery.settled_at is not None and SettlementEnded.is_wanted():
         emit(SettlementEnded(delivery.facts, max(0.0, now - delivery.settled_at)))

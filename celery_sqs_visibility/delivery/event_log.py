@@ -61,7 +61,7 @@ class Fields(dict[str, object]):
 
     def __str__(self) -> str:
         texts = {key: _text(key, value) for key, value in self.items() if key not in UNTOLD_FIELDS}
-        return " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
+        return printable(" ".join(f"{key}={text}" for key, text in texts.items() if text is not None))
 
 
 def fields_of(facts: DeliveryFacts, **more: object) -> Fields:
@@ -85,7 +85,7 @@ def _text(key: str, value: object) -> str | None:
         return f"{datetime.fromtimestamp(value, timezone.utc):%Y-%m-%dT%H:%M:%SZ}" if value else None
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
-    return None if value is None else printable(str(value))
+    return None if value is None else str(value)
 
 
 def listen() -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Final
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
@@ -35,7 +35,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Split,
 )
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.events import emit, emit_if_wanted, has_listener, log_safely
+from celery_sqs_visibility.events import emit, log_safely
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
@@ -68,6 +68,7 @@ class DeliveryHolder:
         self.redrive = redrive
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
         self._turns = turns
+        self._receivers = Receivers()
         self.ledger = Ledger(options.for_queue, leases)
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
@@ -85,10 +86,6 @@ class DeliveryHolder:
             self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
-
-    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        """The message becomes visible at that monotonic instant."""
-        raise NotImplementedError
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
@@ -119,7 +116,8 @@ class DeliveryHolder:
             return False
         if not self.ledger.start(delivery, self._clock.monotonic()):
             return False
-        emit_if_wanted(events.Started, delivery.facts)
+        if events.Started.is_wanted():
+            emit(events.Started(delivery.facts))
         return True
 
     def dispatch(self, delivery: Delivery) -> bool:
@@ -152,12 +150,6 @@ class DeliveryHolder:
             superseded_by.extend(wanted)
         return True
 
-    def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `model.Holder`."""
-        return self.parking.renewal(delivery, eta, copied, payload)
-
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
         if delivery.began is not None:
@@ -180,7 +172,7 @@ class DeliveryHolder:
             if not done:
                 self.redeliveries.remove(delivery)
             now = self._clock.monotonic()
-            if has_listener(DeliveryEnded):  # asked here, since most workers measure nothing
+            if DeliveryEnded.is_wanted():  # asked here, since most workers measure nothing
                 measure_end(delivery, settlement, now)
             if at_once:
                 self._carry_out(delivery, settlement, now)
@@ -235,7 +227,7 @@ class DeliveryHolder:
         delivery.pointer = None
         delay = renew.copy.delay_at(self._clock.wall()) or 0
         visible_at = self._clock.monotonic() + delay
-        self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        self._receivers.expect(delivery.queue.name, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(events.Renewed(delivery.facts, delay))
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -260,7 +252,7 @@ class DeliveryHolder:
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted = has_listener(events.Deleted)
+        is_wanted = events.Deleted.is_wanted()
         for one, error in ended:
             delivery = one.delivery
             try:
@@ -287,9 +279,11 @@ class DeliveryHolder:
             return  # `_send_letter` has submitted the settlement that follows
         else:
             event, visible_at = return_of(delivery, settlement, now)
-        self._expect(delivery.queue, delivery.facts.message_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        again_at = visible_at + REAPPEARS_AFTER_SECONDS
+        self._receivers.expect(delivery.queue.name, delivery.facts.message_id, again_at)
         emit(event)
-        measure_settlement(delivery, now)
+        if delivery.settled_at is not None:  # somebody measures
+            measure_settlement(delivery, now)
 
     def _remove_payload(self, delivery: Delivery, pointer: PayloadPointer) -> None:
         """SQS has deleted the message; but one that may be lost may be there still, under a newer handle."""

@@ -20,14 +20,6 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
 MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
 
 
-class Bucket(dict["Delivery", None]):
-    """Deliveries of a queue that are to be extended at one instant: see `hold.ledger.ExtensionSchedule`."""
-
-    def __init__(self, instant: float, queue: Queue) -> None:
-        self.instant = instant
-        self.queue = queue
-
-
 class Rejecter(Protocol):
     """Decides how to settle failed messages: see `settle.rejection`. Any thread."""
 
@@ -60,6 +52,15 @@ class Rejecter(Protocol):
         """See `Delivery.may_return`."""
 
 
+class Parker(Protocol):
+    """Decides how messages wait: see `settle.parking`. Any thread."""
+
+    def renewal(
+        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
+    ) -> Renew | None:
+        """See `Delivery.renewal`."""
+
+
 class Holder(Protocol):
     """Holder of deliveries. Any thread may call it; it does no I/O in that thread."""
 
@@ -74,6 +75,10 @@ class Holder(Protocol):
     @property
     def rejection(self) -> Rejecter:
         """Settles failed messages."""
+
+    @property
+    def parking(self) -> Parker:
+        """Decides how messages wait for their ETA."""
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """Settle it; whether it was still held."""
@@ -95,11 +100,6 @@ class Holder(Protocol):
 
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
-
-    def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `Delivery.renewal`."""
 
 
 class Inactivity(NamedTuple):
@@ -168,8 +168,8 @@ class Delivery:
     #: Whether a request that extends it is in flight, and the settlement that waits for that.
     extending: bool = field(default=False, init=False)
     waiting: Settlement | None = field(default=None, init=False)
-    #: Where the extension schedule keeps it.
-    bucket: Bucket | None = field(default=None, init=False)
+    #: The `hold.ledger.Bucket` in which the extension schedule keeps it.
+    bucket: Any = field(default=None, init=False)
     #: The instant until which its task asks to hide the message; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
@@ -226,7 +226,7 @@ class Delivery:
 
     def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
         """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
-        return self.holder.renewal(self, eta, copied, payload)
+        return self.holder.parking.renewal(self, eta, copied, payload)
 
     @property
     def lease_key(self) -> LeaseKey | None:

@@ -9,8 +9,7 @@ from typing import Final
 
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.receiver import Receivers
+from celery_sqs_visibility.delivery.receive.receiver import Pauses, Receivers
 from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Hide, Release

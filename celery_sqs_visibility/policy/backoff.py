@@ -11,10 +11,6 @@ from typing import Any
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
 
-#: How late an answer may be before it counts as lost.
-SHORTEST_REPLY_GRACE_SECONDS = 1.5
-LONGEST_REPLY_GRACE_SECONDS = 2.5
-
 
 def pause(failures: int) -> float:
     """Seconds to wait after `failures` in a row (1 or more), with full jitter above a floor."""
@@ -34,8 +30,3 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
     retries = failures - 1 if most is None else (failures - 1) % (most + 1)
     start, step, longest = (float(policy.get(f"interval_{name}", 1)) for name in ("start", "step", "max"))
     return min(start + retries * step, longest)
-
-
-def reply_grace() -> float:
-    """Seconds by which an answer may be late before a second request is made, with jitter."""
-    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import random
 from collections.abc import Collection
 from typing import Final
 
@@ -23,8 +24,17 @@ FIRST_SLEEP_SECONDS: Final = 1.0
 #: do not wait: with `wait_time_seconds=0`, or at a FIFO queue at its limit in flight, which answers at once.
 EMPTY_POLL_SECONDS: Final = 1.0
 
+#: How late the answer to a poll may be before it counts as lost.
+SHORTEST_REPLY_GRACE_SECONDS: Final = 1.5
+LONGEST_REPLY_GRACE_SECONDS: Final = 2.5
+
 #: Expected messages to remember. Of more, those that come back last are forgotten.
 MAX_EXPECTED: Final = 10_000
+
+
+def reply_grace() -> float:
+    """Seconds by which an answer may be late before a second poll is made, with jitter."""
+    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311
 
 
 class PollSchedule:
@@ -43,11 +53,13 @@ class PollSchedule:
         self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, polls in vain so far)
         self._in_order: list[tuple[float, str]] = []  # the same messages: (instant, message id), sorted
 
-    def expect(self, message_id: str, at: float) -> None:
-        """A message that this process hid becomes visible at that instant."""
+    def expect(self, message_id: str, at: float) -> bool:
+        """A message that this process hid becomes visible at that instant; whether a poll is due sooner."""
+        before = self.next_poll()
         self._remember(message_id, at, 0)
         if len(self._expected) > MAX_EXPECTED:
             self._forget(self._in_order[-1][1])  # the soonest retries are never late
+        return self.next_poll() < before
 
     def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
         """A poll ended and brought these messages.

@@ -34,18 +34,6 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
-#: Seconds over which the tasks per second are averaged.
-PACE_MEMORY_SECONDS: Final = 2.0
-
-#: Tasks that end within this time count as ended at once: they fade by half a per cent in it.
-PACE_STEP_SECONDS: Final = 0.01
-
-#: The first tasks after a rest count as done in at least this time.
-SHORTEST_PACE_SECONDS: Final = 0.25
-
-#: The number of tasks after which the durations of earlier ones hardly count.
-DURATION_MEMORY_TASKS: Final = 5
-
 #: The measured pace wobbles: it counts only where it is clearly above Celery's own prefetch count.
 WORTHWHILE: Final = 1.5
 
@@ -97,40 +85,6 @@ class Slots:
         if self.prefetch_count <= 0:
             return None
         return (self.fillable or BATCH_ENTRIES) + self.waiting_for_eta
-
-
-class RecentRuns:
-    """How many tasks ended per second lately, and how long they ran. Not thread-safe: its owner locks.
-
-    Both the tasks and the time are weighted exponentially, so the pace is known soon after a rest.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None  # that a task runs, on average; `None` before the first
-        self._tasks = 0.0
-        self._observed_seconds = 0.0
-        self._at: float | None = None
-
-    def note(self, now: float, seconds: float) -> None:
-        """A task ended that ran for these seconds."""
-        if self._at is None or now - self._at >= PACE_STEP_SECONDS:
-            self._tasks, self._observed_seconds = self._as_of(now)
-            self._at = now
-        self._tasks += 1
-        known = seconds if self.seconds is None else self.seconds
-        self.seconds = known + (seconds - known) / DURATION_MEMORY_TASKS
-
-    def per_second(self, now: float) -> float:
-        """Tasks per second, as of now."""
-        tasks, seconds = self._as_of(now)
-        return tasks / max(seconds, SHORTEST_PACE_SECONDS)
-
-    def _as_of(self, now: float) -> tuple[float, float]:
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
-        if passed > PACE_MEMORY_SECONDS:
-            return 0.0, 0.0
-        fading = math.exp(-passed / PACE_MEMORY_SECONDS)
-        return self._tasks * fading, self._observed_seconds * fading + PACE_MEMORY_SECONDS * (1 - fading)
 
 
 def message_limit(

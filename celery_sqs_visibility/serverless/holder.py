@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.endings import measure_end, return_of
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
@@ -159,12 +159,6 @@ class InvocationHolder:
 
     def ran(self, delivery: Delivery) -> None:
         """See `model.Holder`."""
-
-    def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `model.Holder`."""
-        return self.parking.renewal(delivery, eta, copied, payload)
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Make messages that were not run visible at once."""

@@ -57,10 +57,8 @@ class Runs:
         Raises:
             SystemExit: the task's, `WorkerShutdown` or `WorkerTerminate`: the delivery is not settled.
         """
-        channel = SimpleNamespace(
-            delivery=lambda _tag: delivery, decode_body=_decode_body, context=self._context
-        )
-        message = Message(payload, channel, accept=self._accept)
+        channel = SimpleNamespace(decode_body=_decode_body, context=self._context)
+        message = Message(payload, channel, accept=self._accept, delivery=delivery)
         try:
             if message.errors:
                 self._bad_messages.on_decode_error(message, message.errors[0][1])

@@ -23,7 +23,7 @@ from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention

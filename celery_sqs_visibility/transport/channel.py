@@ -320,14 +320,18 @@ class Channel(virtual.Channel):
             self.queue_consumer.abandon(queue)
             self.context.delete_temporary_queue(queue)
 
-    def _deliver(self, callback: Any, append: Any, payload: dict[str, Any]) -> object:
-        message = Message(payload, self)
+    def _deliver(
+        self, callback: Any, append: Any, payload: dict[str, Any], delivery: Delivery | None = None
+    ) -> object:
+        message = Message(payload, self, delivery=delivery)
         append(message, message.delivery_tag)
         return callback(message)
 
-    def _deliver_acknowledged(self, callback: Any, payload: dict[str, Any]) -> object:
+    def _deliver_acknowledged(
+        self, callback: Any, payload: dict[str, Any], delivery: Delivery | None = None
+    ) -> object:
         self.basic_ack(payload["properties"]["delivery_tag"])
-        return callback(Message(payload, self))
+        return callback(Message(payload, self, delivery=delivery))
 
     def _subscribe(self, queue: Queue) -> None:
         """Subscribe a queue that is consumed to the fanout exchanges that it is bound to."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import codecs
+import json
 import re
 import sys
 import uuid
@@ -29,7 +30,6 @@ from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS, check_json
-from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
 from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.passing_errors import passes
@@ -80,6 +80,9 @@ ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 #: Bytes left to a dead letter's attributes.
 ATTRIBUTE_BYTES: Final = 4096
+
+#: Reads JSON, in a fifth of the steps of `json.loads`, where nothing stands around the value.
+_SCAN: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined] # typeshed leaves it out
 
 #: Of a queue of which nothing is known.
 NO_LIMITS: Final = DelayLimits()
@@ -285,6 +288,20 @@ def _text(body: str) -> str:
         raise NoTaskError("its body is neither a JSON object nor base64 of one") from None
 
 
+def read_json(text: str) -> Any:
+    """The value that the text is, as `json.loads` reads it.
+
+    Raises:
+        ValueError: it is none.
+        RecursionError: it is nested too deeply.
+    """
+    try:
+        value, end = _SCAN(text, 0)
+    except (ValueError, StopIteration):  # white space before it, for example
+        return json.loads(text)
+    return value if end == len(text) else json.loads(text)
+
+
 def _open(text: str, limits: ContentOptions) -> DecodedMessage:
     many = text.count("{") + text.count("[") > FEW_BRACKETS
     if many:
@@ -339,7 +356,7 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
 
 def _is_of_text(encoding: str) -> bool:
     """Whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
-    if encoding.lower() in NOT_DECODED:
+    if encoding in USUAL_ENCODINGS or encoding.lower() in NOT_DECODED:
         return True
     try:
         codec = codecs.lookup(encoding)

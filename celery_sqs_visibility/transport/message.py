@@ -17,11 +17,10 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
-from celery_sqs_visibility.policy.json_text import read_json
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, with_eta
+from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, read_json, with_eta
 from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import inflate
 
@@ -40,13 +39,21 @@ class Message(LeanMessage):
     """A kombu message that knows its delivery.
 
     Attributes:
-        delivery: the delivery to settle; `None` where the message was fetched with `basic_get`.
+        delivery: the delivery to settle; `None` where the message was fetched with `basic_get`, or came by
+            remote control.
     """
 
     body: Any  # bytes, where celery-types says text
     delivery_tag: str
 
-    def __init__(self, payload: dict[str, Any], channel: Any, accept: Container[str] | None = None) -> None:
+    def __init__(
+        self,
+        payload: dict[str, Any],
+        channel: Any,
+        accept: Container[str] | None = None,
+        delivery: Delivery | None = None,
+    ) -> None:
+        self.delivery = delivery
         headers, properties = payload.get("headers") or {}, payload["properties"]
         body, tag = payload.get("body"), properties["delivery_tag"]
         try:
@@ -68,7 +75,6 @@ class Message(LeanMessage):
         self.sent = payload
         self.headers = headers
         self.accept = accept
-        self.delivery: Delivery | None = channel.delivery(tag)
 
     def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
         """Take a compressed body, or one not in base64. kombu would decompress it without a bound."""
@@ -87,9 +93,8 @@ class Message(LeanMessage):
 
     def _largest_body(self) -> int:
         """Most bytes of the decompressed body; where the payload was in S3, of any such payload."""
-        channel: Any = self.channel
-        most, delivery = _limits(channel).decompressed_max_bytes, channel.delivery(self.delivery_tag)
-        in_s3 = delivery is not None and delivery.pointer is not None
+        most = _limits(self.channel).decompressed_max_bytes
+        in_s3 = self.delivery is not None and self.delivery.pointer is not None
         return max(most, PAYLOAD_BYTES) if in_s3 else most
 
     def decoded(self) -> Any:

@@ -173,10 +173,7 @@ class Transport(virtual.Transport):
         self.turned_at = SYSTEM_CLOCK.monotonic()
 
     def _on_arrival(self) -> None:
-        self.buffer.woken()
-        for _ in range(self.buffer.errands):  # those that come meanwhile do not keep messages waiting
-            self.buffer.run_errand()
-        self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
+        self.buffer.on_readable(SYSTEM_CLOCK, raising=not self.for_worker)
         self._raise_prefetch_counts()
 
     def _raise_prefetch_counts(self) -> None:

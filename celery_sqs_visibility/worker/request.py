@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release, Settlement
-from celery_sqs_visibility.events import Finished, emit, has_listener, log_safely
+from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
@@ -244,7 +244,7 @@ class DeliveryRequest(CeleryRequest):
         if (delivery := self.delivery) is None:
             super().acknowledge()
         elif not self.acknowledged:
-            if has_listener(Finished) and delivery.current.started:
+            if Finished.is_wanted() and delivery.current.started:
                 emit(Finished(delivery.facts))
             self.acknowledged = True
             delivery.settle(DELETE)

@@ -11,8 +11,6 @@ from celery_sqs_visibility.events import (
     Lost,
     SQSRequest,
     emit,
-    emit_if_wanted,
-    has_listener,
     subscribe,
 )
 
@@ -44,7 +42,7 @@ def test_a_listener_hears_of_deliveries_or_of_the_kind_it_asks_for(listen, kind,
     emit(EVENT)
     emit(REQUEST)
     assert heard == expected
-    assert has_listener(SQSRequest) == (REQUEST in expected)
+    assert SQSRequest.is_wanted() == (REQUEST in expected)
 
 
 @pytest.mark.parametrize("conditions", [[], [False], [True], [False, False], [False, True]])
@@ -52,9 +50,25 @@ def test_a_frequent_event_is_made_if_a_listener_wants_one_now(listen, conditions
     heard = []
     for condition in conditions:
         listen(heard.append, Deleted, lambda condition=condition: condition)
-    assert has_listener(Deleted) is any(conditions)
-    emit_if_wanted(Deleted, EVENT.delivery)
+    assert Deleted.is_wanted() is any(conditions)
+    if Deleted.is_wanted():
+        emit(EVENT)
     assert heard == [EVENT] * (any(conditions) * len(conditions))
+
+
+def test_a_class_of_events_may_be_defined_after_a_listener_has_subscribed(listen):
+    heard = []
+    end = listen(heard.append, Deleted)
+
+    class DeletedTwice(Deleted):
+        pass
+
+    assert DeletedTwice.is_wanted()
+    emit(DeletedTwice(EVENT.delivery))
+    end()
+    assert not DeletedTwice.is_wanted()
+    emit(DeletedTwice(EVENT.delivery))
+    assert heard == [DeletedTwice(EVENT.delivery)]
 
 
 def test_every_listener_hears_an_event_in_order_and_one_that_raises_is_logged_and_does_no_harm(

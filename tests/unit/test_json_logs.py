@@ -151,9 +151,17 @@ def set_up(connected, monkeypatch):
     ours.setLevel(level)
 
 
+@pytest.fixture
+def nobody_listens():
+    before = events._subscriptions
+    events._replace_subscriptions(())
+    yield
+    events._replace_subscriptions(before)
+
+
 @pytest.mark.parametrize("life_cycle", [True, False])
-def test_the_life_cycle_is_written_in_place_of_celerys_lines(set_up, life_cycle, monkeypatch):
-    monkeypatch.setattr(events, "_audience", events._Audience())
+@pytest.mark.usefixtures("nobody_listens")
+def test_the_life_cycle_is_written_in_place_of_celerys_lines(set_up, life_cycle):
     handler = set_up(life_cycle=life_cycle)
     received = logging.makeLogRecord({"msg": trace.LOG_RECEIVED, "args": {"id": "x", "name": "a"}})
     assert isinstance(handler.formatter, JSONFormatter)

@@ -64,7 +64,10 @@ class World:
         )
         self.queue_consumer.capacity.prefetch_count = 0  # no limit
         # Whatever is handed over becomes a message, as for a consumer.
-        self.queue_consumer.consume(self.queue, lambda payload: self.messages.append(Message(payload, self)))
+        self.queue_consumer.consume(
+            self.queue,
+            lambda payload, delivery: self.messages.append(Message(payload, self, delivery=delivery)),
+        )
         self.app = Celery("lean", set_as_current=False, broker="memory://")
         self.task = self.app.task(quick, name=TASK, shared=False)
 
@@ -78,10 +81,6 @@ class World:
         now = self.clock.monotonic()
         for start in range(0, len(messages), 10):
             self.queue_consumer._arrived(self.queue, messages[start : start + 10], now, now)
-
-    def delivery(self, tag):
-        """As for a channel."""
-        return self.queue_consumer.ledger.get(tag)
 
     def decode_body(self, body, _encoding):
         """As a channel does."""

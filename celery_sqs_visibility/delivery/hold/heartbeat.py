@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.settlements import Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
-from celery_sqs_visibility.events import Event, Extended, Lost, emit, has_listener, log_safely
+from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
 from celery_sqs_visibility.measurements import ExtensionEnded
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -78,7 +78,8 @@ class Heartbeat:
         due = self._ledger.next_extension()
         with self.batch_threads.lock:
             if due is not None and (self._expected is None or due < self._expected):
-                self.batch_threads.wake()
+                self._expected = due
+                self.batch_threads.wake_for(due)
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
         """See `batch_threads.Work`."""
@@ -123,12 +124,12 @@ class Heartbeat:
 
     def _note(self, delivery: Delivery, seconds: int, since: float, error: SQSError | None) -> Concluded:
         if error is None:
-            if has_listener(ExtensionEnded):
+            if ExtensionEnded.is_wanted():
                 self._measure(delivery)
             if delivery.deadline <= self._clock.monotonic():
                 return self._lose(delivery, ANSWERED_LATE)
             outcome = self._ledger.extended(delivery, since + seconds)
-            event = Extended(delivery.facts, seconds) if has_listener(Extended) else None
+            event = Extended(delivery.facts, seconds) if Extended.is_wanted() else None
             return delivery, outcome, event
         if isinstance(error, ReceiptHandleInvalidError):
             return self._lose(delivery, str(error))

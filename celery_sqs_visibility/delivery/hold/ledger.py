@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, LeaseTable
-from celery_sqs_visibility.delivery.model import Bucket, Delivery
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Settlement
 from celery_sqs_visibility.policy.options import OptionsOfQueue, QueueOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
@@ -377,6 +377,14 @@ class Ledger:
             self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)
 
 
+class Bucket(dict[Delivery, None]):
+    """Deliveries of a queue that are to be extended at one instant."""
+
+    def __init__(self, instant: float, queue: Queue) -> None:
+        self.instant = instant
+        self.queue = queue
+
+
 class ExtensionSchedule:
     """Deliveries in buckets of time, so that extensions share requests. Not thread-safe: the ledger locks.
 
@@ -404,7 +412,8 @@ class ExtensionSchedule:
 
     def remove(self, delivery: Delivery) -> None:
         """Do not extend it; harmless if it is not here."""
-        bucket, delivery.bucket = delivery.bucket, None
+        bucket: Bucket | None = delivery.bucket
+        delivery.bucket = None
         if bucket is None:
             return
         # A signal handler may remove others between any two of these lines.

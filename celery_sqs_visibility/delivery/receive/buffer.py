@@ -151,6 +151,13 @@ class Buffer:
             self.wake_if_ready()
         return dispatched
 
+    def on_readable(self, clock: Clock, *, raising: bool = False) -> None:
+        """The event loop saw a wake-up: call the errands, then dispatch messages. The reader's thread."""
+        self.woken()
+        for _ in range(self.errands):  # those that come meanwhile do not keep messages waiting
+            self.run_errand()
+        self.dispatch(clock, raising=raising)
+
     def wake_if_ready(self) -> None:
         """Wake the reader if a message or an errand may go now. Any thread, and a signal handler."""
         with self._lock:
@@ -187,7 +194,7 @@ class Buffer:
                 self._woken = True  # not before: what raises has woken nobody
 
     def woken(self) -> None:
-        """The event loop saw the wake-up; later arrivals wake it anew."""
+        """The reader saw the wake-up; later arrivals wake it anew."""
         with self._lock:
             self._woken = False
             if self._pipe is not None:

@@ -6,6 +6,7 @@ waiters in their order.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import insort
 from collections import Counter
@@ -21,13 +22,24 @@ from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
     UNLIMITED,
-    RecentRuns,
     Slots,
     Snapshot,
     ask_for,
     message_limit,
 )
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+#: Seconds over which the tasks per second are averaged.
+PACE_MEMORY_SECONDS: Final = 2.0
+
+#: Tasks that end within this time count as ended at once: they fade by half a per cent in it.
+PACE_STEP_SECONDS: Final = 0.01
+
+#: The first tasks after a rest count as done in at least this time.
+SHORTEST_PACE_SECONDS: Final = 0.25
+
+#: The number of tasks after which the durations of earlier ones hardly count.
+DURATION_MEMORY_TASKS: Final = 5
 
 #: Messages that are set aside cost a heartbeat each. Of more, the others keep their capacity, so that no more
 #: are received.
@@ -121,6 +133,40 @@ class AskedFor:
         self.polls[queue] -= 1
         if not self.polls[queue]:
             del self.polls[queue], self.unlikely[queue], self.messages[queue]
+
+
+class RecentRuns:
+    """How many tasks ended per second lately, and how long they ran. Not thread-safe: its owner locks.
+
+    Both the tasks and the time are weighted exponentially, so the pace is known soon after a rest.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None  # that a task runs, on average; `None` before the first
+        self._tasks = 0.0
+        self._observed_seconds = 0.0
+        self._at: float | None = None
+
+    def note(self, now: float, seconds: float) -> None:
+        """A task ended that ran for these seconds."""
+        if self._at is None or now - self._at >= PACE_STEP_SECONDS:
+            self._tasks, self._observed_seconds = self._as_of(now)
+            self._at = now
+        self._tasks += 1
+        known = seconds if self.seconds is None else self.seconds
+        self.seconds = known + (seconds - known) / DURATION_MEMORY_TASKS
+
+    def per_second(self, now: float) -> float:
+        """Tasks per second, as of now."""
+        tasks, seconds = self._as_of(now)
+        return tasks / max(seconds, SHORTEST_PACE_SECONDS)
+
+    def _as_of(self, now: float) -> tuple[float, float]:
+        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        if passed > PACE_MEMORY_SECONDS:
+            return 0.0, 0.0
+        fading = math.exp(-passed / PACE_MEMORY_SECONDS)
+        return self._tasks * fading, self._observed_seconds * fading + PACE_MEMORY_SECONDS * (1 - fading)
 
 
 class ReceiveCapacity:

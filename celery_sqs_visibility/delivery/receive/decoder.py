@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery, Holder
 from celery_sqs_visibility.delivery.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import DeliveryFacts, Received, emit, has_listener, log_safely
+from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -140,7 +140,7 @@ class Decoder:
             except Exception:  # noqa: BLE001 - it is logged
                 # It is not lost: nobody settles it, so it comes back by itself.
                 log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
-        if has_listener(Received):
+        if Received.is_wanted():
             for delivery, _, _ in taken:
                 emit(Received(delivery.facts))
         return taken

@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
@@ -31,12 +31,12 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.events import emit, has_listener
+from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.measurements import ReceiveEnded
-from celery_sqs_visibility.policy.backoff import pause, reply_grace
-from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import PollSchedule, reply_grace
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -68,11 +68,50 @@ ATTEMPT_SECONDS: Final = 300.0
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
-#: Takes a kombu payload, on the main thread.
-OnMessage = Callable[[dict[str, Any]], object]
+#: Takes a kombu payload and its delivery, on the main thread.
+OnMessage = Callable[[dict[str, Any], Delivery], object]
 
 #: An instant that has passed: do not wait.
 NO_WAIT: Final = -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """From an instant to another, both monotonic; without end it is until infinity."""
+
+    began: float
+    until: float
+
+
+class Pauses:
+    """Paused queues, by Celery's names. One for a process: a pause outlasts a connection.
+
+    Any thread, without a lock: each method reads or writes the table once. A pause whose time is over counts
+    as none.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._pauses: dict[str, Pause] = {}
+
+    def pause(self, queue: str, seconds: float = math.inf) -> None:
+        """Pause the queue from now on, for `seconds`, in place of the pause that it has."""
+        now = self._clock.monotonic()
+        self._pauses[queue] = Pause(now, now + seconds)
+
+    def resume(self, queue: str) -> None:
+        """End the queue's pause, if it has one."""
+        self._pauses.pop(queue, None)
+
+    def get(self, queue: str) -> Pause | None:
+        """The queue's pause, if it has one now."""
+        pause = self._pauses.get(queue)  # each poll asks
+        return pause if pause is not None and self._clock.monotonic() < pause.until else None
+
+    def seconds_left(self, queue: str) -> float:
+        """How long its pause still lasts; 0 without one."""
+        pause = self.get(queue)
+        return 0.0 if pause is None else max(0.0, pause.until - self._clock.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +289,7 @@ class Receiver:
     def expect(self, message_id: str, at: float) -> None:
         """A message of this queue becomes visible at that monotonic instant."""
         with self._lock:
-            before = self._schedule.next_poll()
-            self._schedule.expect(message_id, at)
-            if self._schedule.next_poll() < before:
+            if self._schedule.expect(message_id, at):
                 self._changed.notify_all()
 
     def facts(self, now: float) -> PollingFacts:
@@ -502,8 +539,9 @@ class Receiver:
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, took=took)
-        self._outage.success(poll.started)
-        if has_listener(ReceiveEnded):
+        if self._outage.error is not None:
+            self._outage.success(poll.started)
+        if ReceiveEnded.is_wanted():
             emit(ReceiveEnded(self.queue.name, poll.reservation.messages, len(message_ids)))
 
 
@@ -531,10 +569,15 @@ class Receivers:
         receiver, _ = self._latest.get(queue_name, (None, None))
         return receiver
 
+    def expect(self, queue_name: str, message_id: str, at: float) -> None:
+        """A message of the queue becomes visible at that monotonic instant."""
+        if (receiver := self.get(queue_name)) is not None:
+            receiver.expect(message_id, at)
+
     def on_message(self, queue_name: str) -> OnMessage | None:
-        """The queue's callback; `None` if the queue is not consumed any more."""
+        """The queue's callback; `None` while the queue is paused, or if it is not consumed any more."""
         receiver, on_message = self._latest.get(queue_name, (None, None))
-        return None if receiver is None or receiver.stopping else on_message
+        return None if receiver is None or receiver.halted else on_message
 
     def all(self) -> tuple[Receiver, ...]:
         """The latest receivers and the replaced ones."""

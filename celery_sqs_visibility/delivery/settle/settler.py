@@ -371,7 +371,7 @@ def _note_outage(batch: SettlementBatch, failed: Mapping[int, SQSError], since: 
     errors = [error for error in failed.values() if not isinstance(error, FINAL_ERRORS)]
     if errors:
         batch.origin.outage.failure(errors[0])
-    elif len(failed) < len(batch):
+    elif batch.origin.outage.error is not None and len(failed) < len(batch):
         batch.origin.outage.success(since)
 
 

@@ -63,7 +63,7 @@ class Worker:
         self.consumer._receivers.add(_Receiver(queue), self._take)
         self.consumer.capacity.prefetch_count = 1000
 
-    def _take(self, payload):
+    def _take(self, payload, _delivery):
         self.tasks.append((payload, self.consumer.ledger.get(payload["properties"]["delivery_tag"])))
 
     def receive(self):
@@ -119,6 +119,10 @@ class _Receiver:
 
     def stop(self):
         self.stopping = True
+
+    @property
+    def halted(self):
+        return self.stopping
 
     def expect(self, *_):
         pass

@@ -46,8 +46,8 @@ class Holding(HeldRequests):
         redrive.find_dead_letter_queue(self.queue)
         self.queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
         self.queue_consumer.capacity = AnyCapacity()
-        self.receiver = Mock(stopping=False, queue=self.queue)  # the machine polls in its place
-        self.receiver.stop = lambda: setattr(self.receiver, "stopping", True)
+        self.receiver = Mock(stopping=False, halted=False, queue=self.queue)  # the machine polls in its place
+        self.receiver.stop = lambda: self.receiver.configure_mock(stopping=True, halted=True)
         self.receiver.wait_for_polls.return_value = False
         self.queue_consumer._receivers.add(self.receiver, self.on_message)
         self.sent = set()
@@ -104,7 +104,7 @@ class Holding(HeldRequests):
     def hand_over(self):
         self.queue_consumer._buffer.dispatch(self.clock)
 
-    def on_message(self, payload):
+    def on_message(self, payload, _delivery):
         delivery = self.queue_consumer.ledger.get(payload["handle"]).current
         if self.now <= self.finished_at.get(delivery.facts.message_id, -1e9) + TIMEOUT:
             self.wrong.append("what was finished here is run again")

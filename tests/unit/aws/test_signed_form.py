@@ -10,7 +10,7 @@ from botocore.credentials import ReadOnlyCredentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.aws.signed_form import SignedForm
+from celery_sqs_visibility.aws.fast_requests import SignedForm
 
 HEADERS = {
     "content-type": "application/x-amz-json-1.0",

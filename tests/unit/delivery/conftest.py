@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.events import subscribe
 
@@ -99,7 +99,11 @@ class World:
 
     def consume(self, queue, *bodies, on_message=None):
         factories.send(queue, *bodies)
-        self.consumer.consume(queue, on_message or self.handed.append)
+        self.consumer.consume(queue, self.on_message(on_message or self.handed.append))
+
+    @staticmethod
+    def on_message(take_payload):
+        return lambda payload, _delivery: take_payload(payload)
 
     def buffered(self, queue, *bodies, on_message=None):
         """Have these messages in the buffer, and the receiver asleep."""

@@ -137,7 +137,7 @@ def test_what_the_last_poll_brings_goes_to_the_next_consumer_of_the_process(star
     for _ in range(3):
         end(world)
         world.consumer = world.new_consumer()
-        world.consumer.consume(queue, world.handed.append)
+        world.consumer.consume(queue, world.on_message(world.handed.append))
     for count in range(1, 5):
         factories.send(queue, "a")
         wait_until(partial(holds, world, count), SOON, "the message, whichever poll took it")

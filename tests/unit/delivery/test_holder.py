@@ -150,7 +150,7 @@ class TestComingBack:
     def other(self, world):
         """Another consumer of the process, of another queue."""
         other = world.new_consumer()
-        other.consume(world.queue("elsewhere"), world.handed.append)
+        other.consume(world.queue("elsewhere"), world.on_message(world.handed.append))
         return other
 
     def test_in_the_buffer_it_waits_on_and_is_handed_over_once(self, world, queue, taken, events):

@@ -11,7 +11,7 @@ from support.factories import counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -184,7 +184,7 @@ def test_a_connection_made_anew_finds_the_pause(make):
     pause(world, queue)
     factories.send(queue, "a")
     world.consumer = world.new_consumer()
-    world.consumer.consume(queue, world.handed.append)
+    world.consumer.consume(queue, world.on_message(world.handed.append))
     assert world.consumer.consumed() == [queue.name]
     wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
     resume(world, queue)

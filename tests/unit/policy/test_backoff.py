@@ -11,12 +11,14 @@ from kombu.utils.functional import fxrange
 
 from celery_sqs_visibility.policy.backoff import (
     LONGEST_PAUSE_SECONDS,
-    LONGEST_REPLY_GRACE_SECONDS,
     SHORTEST_PAUSE_SECONDS,
-    SHORTEST_REPLY_GRACE_SECONDS,
     pause,
-    reply_grace,
     retry_interval,
+)
+from celery_sqs_visibility.policy.polling import (
+    LONGEST_REPLY_GRACE_SECONDS,
+    SHORTEST_REPLY_GRACE_SECONDS,
+    reply_grace,
 )
 
 RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed

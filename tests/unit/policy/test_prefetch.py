@@ -7,13 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.prefetch import (
-    DURATION_MEMORY_TASKS,
     IDLE_QUEUE_PERIOD_SECONDS,
     LONG_TASK_SECONDS,
-    PACE_MEMORY_SECONDS,
     UNLIMITED,
     Ask,
-    RecentRuns,
     Slots,
     Snapshot,
     ask_for,
@@ -26,42 +23,6 @@ SLOTS = st.builds(
     lambda number, times: Slots(number, number * times), st.integers(1, 500), st.integers(1, 10)
 )
 DURATIONS = st.none() | st.floats(0, 1000)
-
-
-def runs_that_ended(*instants, seconds=0.0):
-    runs = RecentRuns()
-    for instant in instants:
-        runs.note(instant, seconds)
-    return runs
-
-
-def test_before_the_first_run_there_is_no_pace_and_no_duration():
-    assert (RecentRuns().per_second(1000), RecentRuns().seconds) == (0, None)
-
-
-@pytest.mark.parametrize("rate", [5, 50, 2000])
-def test_a_steady_pace_is_measured_and_then_forgotten(rate):
-    runs = runs_that_ended(*(1000 + number / rate for number in range(10 * rate)))
-    assert runs.per_second(1010) == pytest.approx(rate, rel=0.12)
-    assert runs.per_second(1010 + 20 * PACE_MEMORY_SECONDS) < 0.001
-
-
-def test_the_first_tasks_count_as_done_in_a_quarter_of_a_second():
-    assert runs_that_ended(*(n / 1000 for n in range(10))).per_second(0.01) == pytest.approx(40, rel=0.01)
-
-
-@given(st.floats(0, 1e6), st.floats(-100, 1e6))
-def test_the_pace_fades_and_never_grows_by_itself_nor_by_a_clock_read_a_little_earlier(start, later):
-    runs = runs_that_ended(start)
-    assert 0 <= runs.per_second(start + later) <= runs.per_second(start)
-
-
-def test_the_duration_follows_the_latest_runs():
-    runs = runs_that_ended(0, seconds=3)
-    assert runs.seconds == 3
-    for _ in range(10 * DURATION_MEMORY_TASKS):
-        runs.note(0, 0.5)
-    assert runs.seconds == pytest.approx(0.5, abs=0.01)
 
 
 @given(SLOTS, st.floats(0, 1e6), st.none() | st.floats(LONG_TASK_SECONDS, 1e5), st.floats(0, 60), DURATIONS)

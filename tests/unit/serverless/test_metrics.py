@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from celery_sqs_visibility.delivery.endings import OUTCOMES
-from celery_sqs_visibility.events import has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, UNITS
 
@@ -41,7 +40,7 @@ def test_an_invocation_ends_with_a_line_that_counts_its_messages(make, lines):
         {"Queue": "q", "MessagesReceived": 4, "TasksSucceeded": 3, "TasksRetried": 1},
         {"Queue": "q", "MessagesReceived": 1, "TasksFailed": 1, "DeadLettered": 1},
     ]
-    assert not has_listener(DeliveryEnded)
+    assert not DeliveryEnded.is_wanted()
 
 
 def test_what_was_not_run_is_counted_and_so_is_an_invocation_that_a_task_ends(make, lines):

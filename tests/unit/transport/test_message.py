@@ -45,8 +45,9 @@ def decoded(body):
 
 def message_of(delivery, **headers):
     payload = {"body": "[]", "headers": headers, "properties": {}}
-    channel = SimpleNamespace(delivery=lambda _tag: delivery, decode_body=lambda body, _encoding: body)
-    return Message(decoded(base64.b64encode(json.dumps(payload).encode()).decode()), channel)
+    channel = SimpleNamespace(decode_body=lambda body, _encoding: body)
+    body = base64.b64encode(json.dumps(payload).encode()).decode()
+    return Message(decoded(body), channel, delivery=delivery)
 
 
 @pytest.mark.parametrize("given", [{}, {"headers": None}, {"content-encoding": "binary"}])
@@ -55,9 +56,7 @@ def test_a_message_is_as_kombu_makes_it(given):
     properties = {"body_encoding": "base64", "delivery_tag": "tag", "delivery_info": info, "priority": 0}
     parts = {"content-type": "application/json", "content-encoding": "utf-8", "headers": {"task": "t"}}
     payload = {"body": base64.b64encode(b"[[], {}, {}]").decode(), "properties": properties, **parts, **given}
-    channel = SimpleNamespace(
-        delivery=lambda _tag: None, decode_body=lambda body, _encoding: base64.b64decode(body)
-    )
+    channel = SimpleNamespace(decode_body=lambda body, _encoding: base64.b64decode(body))
     ours, theirs = Message(payload, channel), virtual.Message(payload, channel=channel)
     names = {*virtual.Message.__mro__[1].__slots__, *vars(theirs)} - {"__dict__"}
     assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
@@ -126,7 +125,7 @@ def test_a_message_whose_payload_is_in_s3_is_copied_as_its_pointer_and_gets_no_o
 
 
 def test_a_body_is_not_inflated_by_the_content_encoding_that_its_sender_names():
-    channel = SimpleNamespace(delivery=lambda _tag: None, decode_body=lambda body, _encoding: body)
+    channel = SimpleNamespace(decode_body=lambda body, _encoding: body)
     payload = {"body": bz2.compress(b"x" * 1000), "headers": {}, "properties": {"delivery_tag": "tag"}}
     message = Message({**payload, "content-type": "application/data", "content-encoding": "bz2"}, channel)
     message.accept = {"application/json"}

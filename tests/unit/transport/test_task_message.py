@@ -16,7 +16,6 @@ from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.validation import validate
 
 CHANNEL = SimpleNamespace(
-    delivery=lambda _tag: None,
     decode_body=lambda body, encoding: base64.b64decode(body) if encoding == "base64" else body,
 )
 

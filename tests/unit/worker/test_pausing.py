@@ -9,7 +9,7 @@ from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.worker import control_commands
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
 from celery_sqs_visibility.worker.worker_context import WorkerContext

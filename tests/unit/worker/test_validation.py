@@ -55,9 +55,6 @@ class Channel:
     codecs = virtual.Channel.codecs
     decode_body = virtual.Channel.decode_body
 
-    def delivery(self, _tag):
-        return None
-
 
 def received(body):
     return {"MessageId": "m", "ReceiptHandle": "h", "Body": body, "Attributes": {}}

@@ -15,13 +15,12 @@ from support.clock import FakeClock
 from support.factories import capacity
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, RecentRuns
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
     LONG_TASK_SECONDS,
     UNLIMITED,
-    RecentRuns,
     Slots,
     message_limit,
 )

@@ -88,7 +88,7 @@ def test_without_a_dead_letter_queue_either_it_is_hidden(make, events):
 
 def test_during_a_shutdown_nothing_is_sent(world, queue, events, actions):
     factories.send(queue, "records:a:b")
-    world.consumer._arrivals._on_message = lambda _name: None
+    world.consumer._receivers.on_message = lambda _name: None
     world.consume(queue)
     events.wait(Released)
     assert actions() == []
@@ -96,7 +96,7 @@ def test_during_a_shutdown_nothing_is_sent(world, queue, events, actions):
 
 def test_the_test_event_of_s3_is_deleted_during_a_shutdown_too(world, queue, events):
     factories.send(queue, "test event")
-    world.consumer._arrivals._on_message = lambda _name: None
+    world.consumer._receivers.on_message = lambda _name: None
     world.consume(queue)
     events.wait(Deleted)
     assert world.handed == []

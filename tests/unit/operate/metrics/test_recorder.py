@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility import events, measurements
-from celery_sqs_visibility.events import DeliveryFacts, emit, has_listener
+from celery_sqs_visibility.events import DeliveryFacts, emit
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
 
@@ -112,7 +112,7 @@ def test_the_last_answer_to_a_receive_is_known_and_at_first_the_workers_start(se
 
 def test_who_has_stopped_costs_nothing_and_may_start_and_stop_twice(recorder):
     recorder.start()
-    assert has_listener(measurements.DeliveryEnded)
+    assert measurements.DeliveryEnded.is_wanted()
     recorder.stop()
     recorder.stop()
-    assert not has_listener(measurements.DeliveryEnded)
+    assert not measurements.DeliveryEnded.is_wanted()

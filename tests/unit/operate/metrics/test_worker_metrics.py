@@ -11,10 +11,9 @@ from prometheus_client import REGISTRY
 from support.clock import FakeClock
 from support.factories import queue_consumer
 
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.events import has_listener
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState, show_state, worker_state
@@ -90,20 +89,20 @@ def context(**options):
 def test_metrics_begin_and_end_with_the_worker(app):
     metrics = WorkerMetrics(app, context(), ("prometheus",))
     metrics.start()
-    assert has_listener(DeliveryEnded)
+    assert DeliveryEnded.is_wanted()
     answer = metrics.routes["/metrics"]()
     assert "celery_sqs_slots 0.0" in answer.body
     assert answer.content_type.startswith("text/plain")
     metrics.stop()
     metrics.stop()
-    assert not has_listener(DeliveryEnded)
+    assert not DeliveryEnded.is_wanted()
     assert not any(family.name == names.SLOTS.name for family in REGISTRY.collect())
 
 
 def test_for_lines_of_cloudwatch_alone_no_event_is_made(app):
     metrics = WorkerMetrics(app, context(), ("emf",))
     metrics.start()
-    assert not has_listener(DeliveryEnded)
+    assert not DeliveryEnded.is_wanted()
     metrics.stop()
 
 
@@ -111,7 +110,7 @@ def test_a_forked_child_counts_nothing(app):
     metrics = WorkerMetrics(app, context(), ("prometheus",))
     metrics.start()
     worker_metrics._forget_in_child()
-    assert not has_listener(DeliveryEnded)
+    assert not DeliveryEnded.is_wanted()
     metrics.stop()
 
 

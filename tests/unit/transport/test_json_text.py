@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.json_text import read_json
+from celery_sqs_visibility.transport.codec import read_json
 
 space = st.text(" \t\r\n", max_size=2)
 values = st.recursive(
