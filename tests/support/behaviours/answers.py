@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+LONGEST_BODY = 12
 
 #: Facts of what came that no row needs to expect, unless it says so.
 _INCIDENTAL = frozenset(
@@ -50,6 +49,8 @@ def told(expected: Mapping[str, Any], came: Mapping[str, Any]) -> dict[str, Any]
         for name, value in came.items()
         if value not in ({}, None) and (name not in _INCIDENTAL or name in expected)
     }
+    if kept.get("code") != expected.get("code"):
+        kept.pop("message", None)  # of another refusal
     if "message" in kept:
         kept["message"] = re.escape(kept["message"][:60]).replace(r"\ ", " ")
     for name in {"system", "values"} & kept.keys():
@@ -66,40 +67,37 @@ def in_words(answer: Mapping[str, Any]) -> str:
     """An answer, as docs/fidelity.md has it."""
     if answer.get("asked") is False:
         return "cannot be asked"
-    parts = [word for name, value in answer.items() if (word := _in_words(name, value, answer))]
-    return "; ".join(parts) or "yes"
+    parts = [_WORDS[name](value) for name, value in answer.items() if name in _WORDS]
+    where = f" at step {answer['step']}" if "step" in answer else ""
+    return "; ".join(filter(None, parts)) + where or "yes"
 
 
-def _in_words(name: str, value: Any, answer: Mapping[str, Any]) -> str | None:
-    match name:
-        case "code":
-            where = f" at step {answer['step']}" if "step" in answer else ""
-            return f"refused{where}: `{value}`"
-        case "bodies":
-            return f"brings {', '.join(map(_shown, value))}" if value else "brings nothing"
-        case "counts":
-            return f"receive count {', '.join(map(str, value))}"
-        case "failed":
-            entries = [f"entry {position} `{code}`" for position, code in value.items()]
-            return f"refused in part: {', '.join(entries)}"
-        case "system" | "values":
-            return ", ".join(
-                f"{key} {'is missing' if text is None else f'`{text}`'}" for key, text in value.items()
-            )
-        case "attributes":
-            return f"message attributes {', '.join(value) or 'none'}"
-        case "numbers":
-            return "visible {}, hidden {}, delayed {}".format(*value)
-        case "found":
-            return f"{value} queues"
-        case "waited":
-            return f"after {value[0]:g} to {value[1]:g} units"
-        case "same":
-            return "the same message id" if value else "another message id"
-        case "message":
-            return None if "code" in answer else json.dumps(value)
-    return None
+def _bodies(bodies: Sequence[str]) -> str:
+    shown = [body if len(body) <= LONGEST_BODY else f"{len(body)} characters" for body in bodies]
+    return f"brings {', '.join(shown)}" if bodies else "brings nothing"
 
 
-def _shown(body: str) -> str:
-    return body if len(body) <= 12 else f"{len(body)} characters"
+def _failed(codes: Mapping[str, str]) -> str:
+    entries = [f"entry {position} `{code}`" for position, code in codes.items()]
+    return f"refused in part: {', '.join(entries)}" if entries else ""
+
+
+def _patterns(patterns: Mapping[str, str | None]) -> str:
+    return ", ".join(
+        f"{key} " + ("is missing" if text is None else f"`{text}`") for key, text in patterns.items()
+    )
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "code": "refused: `{}`".format,
+    "bodies": _bodies,
+    "counts": lambda counts: f"receive count {', '.join(map(str, counts))}" if counts else "",
+    "failed": _failed,
+    "system": _patterns,
+    "values": _patterns,
+    "attributes": lambda attributes: f"message attributes {', '.join(attributes) or 'none'}",
+    "numbers": lambda numbers: "visible {}, hidden {}, delayed {}".format(*numbers),
+    "found": "{} queues".format,
+    "waited": lambda bounds: f"after {bounds[0]:g} to {bounds[1]:g} units",
+    "same": lambda same: "the same message id" if same else "another message id",
+}

@@ -145,6 +145,11 @@ class Behaviour:
     survives: str | None
     deviations: Mapping[str, Deviation]
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether it sleeps for longer than units: only the fake's clock makes that quick."""
+        return any(step.verb == "sleep" and step.subject >= UNITS_BELOW for step in self.steps)
+
     def expected_of(self, implementation: str) -> Mapping[str, Any]:
         """The answer of that implementation, which deviates or does not."""
         deviation = self.deviations.get(implementation)

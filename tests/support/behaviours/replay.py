@@ -41,6 +41,13 @@ def replay_on_fake(row: Behaviour, **switches: Any) -> dict[str, Any]:
     return _Replay(FakeTarget(waits=waits, **switches), 1 if not waits else 5).answer_of(row)
 
 
+def replay_all_on_fakes(rows: Iterable[Behaviour]) -> dict[str, dict[str, Any]]:
+    """The answers of fakes, by the rows' ids."""
+    rows = list(rows)
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        return {row.id: answer for row, answer in zip(rows, threads.map(replay_on_fake, rows), strict=True)}
+
+
 def replay_all(rows: Iterable[Behaviour], target: Target) -> dict[str, dict[str, Any]]:
     """The answers of a server, by the rows' ids. Rows are replayed side by side."""
     rows = list(rows)
