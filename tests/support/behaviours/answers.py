@@ -54,13 +54,17 @@ def told(expected: Mapping[str, Any], came: Mapping[str, Any]) -> dict[str, Any]
     if "message" in kept:
         kept["message"] = re.escape(kept["message"][:60]).replace(r"\ ", " ")
     for name in {"system", "values"} & kept.keys():
-        kept[name] = {
-            key: None if (text := kept[name].get(key)) is None else f"^{re.escape(text)}$"
-            for key in expected[name]
-        }
+        kept[name] = {key: _told(text, kept[name].get(key)) for key, text in expected[name].items()}
     if "waited" in kept:
         kept["waited"] = [round(max(0.0, kept["waited"] - 1), 1), round(kept["waited"] + 1, 1)]
     return kept
+
+
+def _told(pattern: str | None, text: str | None) -> str | None:
+    """The pattern if the text is like it, else one of its own."""
+    if text is None or _like(pattern, text):
+        return None if text is None else pattern
+    return f"^{re.escape(text)}$"
 
 
 def in_words(answer: Mapping[str, Any]) -> str:

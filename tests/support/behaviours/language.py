@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 #: Where knowledge of an answer comes from, the best first.
 EVIDENCE = {
-    "recorded": "recorded from AWS",
-    "validated": "validated against AWS",
-    "documented": "documented by AWS",
+    "recorded": "an answer of AWS, kept",
+    "validated": "a test that passed against AWS",
+    "documented": "a page of Amazon's",
     "reported": "an issue thread",
-    "open": "open: nobody has recorded it",
+    "open": "nobody",
 }
 
 IMPLEMENTATIONS = ("fake", "moto", "ministack", "localstack")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from support.behaviours.language import Behaviour, Evidence
+    from support.behaviours.language import Behaviour, Deviation, Evidence
 
 BEGIN, END = "<!-- tables: make behaviours -->", "<!-- end of tables -->"
 
@@ -41,8 +41,9 @@ def tables(rows: Sequence[Behaviour]) -> str:
             "## Who says so",
             _counts(rows),
             "## What the package relies on",
+            "The test shows that we survive the opposite, or never come near it; - where nothing would help.",
             _table(
-                ("behaviour of SQS", "its answer", "who says so", "for", "we survive the opposite"),
+                ("behaviour of SQS", "its answer", "who says so", "for", "test"),
                 (
                     [row.claim, in_words(row.answer), _said(row.evidence), row.relied_on, _test(row)]
                     for row in relied_on
@@ -51,7 +52,7 @@ def tables(rows: Sequence[Behaviour]) -> str:
             "## What is open",
             "Nobody has recorded these answers, or an issue thread is all there is.",
             _table(
-                ("behaviour of SQS", "the fake answers", "who says so", "we survive the opposite"),
+                ("behaviour of SQS", "the fake answers", "who says so", "test"),
                 (
                     [row.claim, in_words(row.expected_of("fake")), _said(row.evidence), _test(row)]
                     for row in unknown
@@ -73,7 +74,7 @@ def tables(rows: Sequence[Behaviour]) -> str:
 
 def _counts(rows: Sequence[Behaviour]) -> str:
     kinds = Counter(row.evidence.kind for row in rows)
-    said = [[text, str(kinds[kind])] for kind, text in EVIDENCE.items()]
+    said = [[f"{kind}: {text}", str(kinds[kind])] for kind, text in EVIDENCE.items()]
     differing = ", ".join(
         f"{NAMES[name]} {sum(name in row.deviations for row in rows)}" for name in IMPLEMENTATIONS
     )
@@ -83,15 +84,18 @@ def _counts(rows: Sequence[Behaviour]) -> str:
 
 def _differences(row: Behaviour) -> list[str]:
     others = [row.deviations.get(name) for name in IMPLEMENTATIONS]
-    cells = [
-        "" if other is None else in_words(other.answer) + (f" ({other.why})" if other.why else "")
-        for other in others
-    ]
+    cells = ["" if other is None else _difference(row, other) for other in others]
     return [row.claim, in_words(row.answer), *cells]
 
 
+def _difference(row: Behaviour, other: Deviation) -> str:
+    if "code" in other.answer and other.answer.get("code") == row.answer.get("code"):
+        return "refused in other words"
+    return in_words(other.answer) + (f" ({other.why})" if other.why else "")
+
+
 def _said(evidence: Evidence) -> str:
-    return f"{EVIDENCE[evidence.kind]}: {_short(evidence.source)}, {evidence.date}"
+    return f"{evidence.kind}: {_short(evidence.source)}, {evidence.date}"
 
 
 def _short(source: str) -> str:
