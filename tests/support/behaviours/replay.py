@@ -16,6 +16,8 @@ from support.behaviours.targets import (
     redrive_policy,
 )
 
+from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -78,6 +80,7 @@ class _Replay:
         self._handles: dict[str, str] = {}
         self._receives: dict[str, int] = {}
         self._ids: dict[str, str] = {}
+        self._sent = 0  # messages
         self._requests = 0.0  # seconds that requests took
 
     @property
@@ -129,6 +132,12 @@ class _Replay:
         seconds = self._seconds(value)
         return max(1, round(seconds)) if isinstance(seconds, float) else seconds
 
+    def _wait(self, value: Any) -> Any:
+        """As `_whole`; units may be too long for SQS."""
+        return (
+            min(self._whole(value), WAIT_TIME_SECONDS) if isinstance(self._seconds(value), float) else value
+        )
+
     def _name(self, alias: str) -> str:
         return self._names.get(alias, f"{self._prefix}{alias}")
 
@@ -178,10 +187,11 @@ class _Replay:
     def _send(self, step: Step) -> dict[str, Any]:
         body = text_of(step.subject)
         message_id = self._target.send(self._url(step.queue), self._entry({"body": body, **step.options}))
-        before = self._ids.setdefault(body, message_id)
-        return {"same": before == message_id}
+        self._sent += 1
+        return {"same": self._ids.setdefault(body, message_id) == message_id}
 
     def _send_batch(self, step: Step) -> dict[str, Any]:
+        self._sent += len(step.subject)
         entries = [
             {"Id": text_of(entry.get("id", str(position))), **self._entry(entry)}
             for position, entry in enumerate(step.subject)
@@ -206,12 +216,14 @@ class _Replay:
         given = {
             "MaxNumberOfMessages": step.subject,
             "VisibilityTimeout": self._whole(options.get("visibility")),
-            "WaitTimeSeconds": self._whole(options.get("wait")),
+            "WaitTimeSeconds": self._wait(options.get("wait")),
             "ReceiveRequestAttemptId": options.get("attempt"),
         }
         asked = {name: value for name, value in given.items() if value is not None}
-        messages = self._target.receive(self._url(step.queue), asked)
-        if not self._name(step.queue).endswith(".fifo"):
+        fifo = self._name(step.queue).endswith(".fifo")
+        # A FIFO queue brings all that it may, and nothing more to a second request.
+        messages = self._target.receive(self._url(step.queue), asked, 0 if fifo else self._sent)
+        if not fifo:
             messages = sorted(messages, key=lambda message: message["Body"])
         same = [self._note(message) for message in messages]
         answer: dict[str, Any] = {

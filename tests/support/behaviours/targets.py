@@ -49,7 +49,7 @@ class Target(Protocol):
     def create(self, name: str, attributes: Mapping[str, str]) -> str: ...
     def send(self, url: str, entry: Mapping[str, Any]) -> str: ...
     def send_batch(self, url: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]: ...
-    def receive(self, url: str, parameters: Mapping[str, Any]) -> list[ReceivedMessage]: ...
+    def receive(self, url: str, parameters: Mapping[str, Any], there: int) -> list[ReceivedMessage]: ...
     def change(self, url: str, changes: Sequence[tuple[str, int]], *, batch: bool) -> dict[str, str]: ...
     def delete(self, url: str, handles: Sequence[str], *, batch: bool) -> dict[str, str]: ...
     def read(self, url: str, names: Sequence[str]) -> dict[str, str]: ...
@@ -99,7 +99,7 @@ class FakeTarget:
             raise CannotAskError
         return self._batch(self._sqs.send_batch, url, [_outgoing(entry) for entry in entries])
 
-    def receive(self, url: str, parameters: Mapping[str, Any]) -> list[ReceivedMessage]:
+    def receive(self, url: str, parameters: Mapping[str, Any], there: int) -> list[ReceivedMessage]:
         options = ReceiveOptions(
             parameters.get("VisibilityTimeout"), ("All",), ("All",), parameters.get("ReceiveRequestAttemptId")
         )
@@ -179,7 +179,10 @@ class BotoTarget:
         time.sleep(seconds)
 
     def create(self, name: str, attributes: Mapping[str, str]) -> str:
-        return self._call("create_queue", QueueName=name, Attributes=attributes)["QueueUrl"]
+        url = self._call("create_queue", QueueName=name, Attributes=attributes)["QueueUrl"]
+        if self.is_sampled:
+            time.sleep(1)  # as the API reference of CreateQueue asks
+        return str(url)
 
     def send(self, url: str, entry: Mapping[str, Any]) -> str:
         return self._call("send_message", QueueUrl=url, **entry)["MessageId"]
@@ -187,7 +190,7 @@ class BotoTarget:
     def send_batch(self, url: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         return self._batch("send_message_batch", url, entries)
 
-    def receive(self, url: str, parameters: Mapping[str, Any]) -> list[ReceivedMessage]:
+    def receive(self, url: str, parameters: Mapping[str, Any], there: int) -> list[ReceivedMessage]:
         asked = {
             "QueueUrl": url,
             "MessageSystemAttributeNames": ["All"],
@@ -196,8 +199,8 @@ class BotoTarget:
             **parameters,
         }
         messages = self._call("receive_message", **asked).get("Messages", [])
-        while self.is_sampled and 0 < len(messages) < asked["MaxNumberOfMessages"] and ".fifo" not in url:
-            asked["MaxNumberOfMessages"] -= len(messages)
+        # A standard queue of AWS keeps messages back, of which there are as many as were sent.
+        while self.is_sampled and 0 < len(messages) < min(there, asked["MaxNumberOfMessages"]):
             more = self._call("receive_message", **asked).get("Messages", [])
             messages += more
             if not more:
