@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.fake_queue import MINUTE_SECONDS, FakeQueue, LateChange, Message, Now
+from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now
 from celery_sqs_visibility.aws.fake_rules import (
     DEFAULTS,
     refused,
@@ -43,6 +43,14 @@ if TYPE_CHECKING:
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
 ENDPOINT: Final = f"memory://{REGION}"
+
+#: Seconds between two purges of a queue, and between a queue's end and another's beginning of its name.
+MINUTE_SECONDS: Final = 60
+
+_DELETED_RECENTLY: Final = (
+    f"You must wait {MINUTE_SECONDS} seconds after deleting a queue before you can create another with the "
+    "same name."
+)
 
 
 class FakeSQS(SQS):
@@ -87,6 +95,7 @@ class FakeSQS(SQS):
         self._changed = threading.Condition()  # guards everything below
         self._queues: dict[str, FakeQueue] = {}
         self._deleted: dict[str, float] = {}  # by URL: when, on the monotonic clock
+        self._purged: dict[str, float] = {}  # likewise
         self._moves: dict[str, MoveTask] = {}  # the latest of each source
         self._failures: dict[str, deque[tuple[SQSError, int | None, bool]]] = defaultdict(deque)
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -206,7 +215,8 @@ class FakeSQS(SQS):
         action = "CreateQueue"
         with self._call(action, name=name, attributes=dict(attributes), tags=dict(tags)):
             require_creation(action, name, attributes)
-            self._require_rested(action, name)
+            deleted = self._deleted.get(_url(name)) if self.names_rest else None
+            self._require_minute(deleted, action, _DELETED_RECENTLY, "QueueDeletedRecently")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
             return self._queues.setdefault(_url(name), queue).url
@@ -228,14 +238,21 @@ class FakeSQS(SQS):
             queue.attributes.update(attributes)
 
     def purge(self, queue_url: str) -> None:
-        with self._call("PurgeQueue", queue_url=queue_url):
-            self._queue("PurgeQueue", queue_url).purge(self._now())
+        action = "PurgeQueue"
+        with self._call(action, queue_url=queue_url):
+            queue = self._queue(action, queue_url)
+            name = queue_url.rpartition("/")[2]
+            sentence = f"Only one PurgeQueue operation on {name} is allowed every {MINUTE_SECONDS} seconds."
+            self._require_minute(self._purged.get(queue_url), action, sentence, "PurgeQueueInProgress")
+            self._purged[queue_url] = self._clock.monotonic()
+            queue.purge()
 
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue. A long poll that waits there fails."""
         with self._call("DeleteQueue", queue_url=queue_url):
             del self._queues[self._queue("DeleteQueue", queue_url).url]
             self._deleted[queue_url] = self._clock.monotonic()
+            self._purged.pop(queue_url, None)
 
     def list_queues(self, prefix: str) -> list[str]:
         with self._call("ListQueues", prefix=prefix):
@@ -299,14 +316,10 @@ class FakeSQS(SQS):
             raise _no_queue(action, queue_url)
         return queue
 
-    def _require_rested(self, action: str, name: str) -> None:
-        deleted = self._deleted.get(_url(name))
-        if self.names_rest and deleted is not None and self._clock.monotonic() - deleted < MINUTE_SECONDS:
-            sentence = (
-                f"You must wait {MINUTE_SECONDS} seconds after deleting a queue before you can create "
-                "another with the same name."
-            )
-            raise ThrottledError(sentence, code="QueueDeletedRecently", action=action)
+    def _require_minute(self, since: float | None, action: str, sentence: str, code: str) -> None:
+        """Refuse a request within a minute of an instant on the monotonic clock."""
+        if since is not None and self._clock.monotonic() - since < MINUTE_SECONDS:
+            raise ThrottledError(sentence, code=code, action=action)
 
     def _now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall())

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from celery_sqs_visibility.aws.fake_rules import invalid_handle, refused
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
-from celery_sqs_visibility.errors import ThrottledError
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ DEDUPLICATION_SECONDS: Final = 300
 
 #: Seconds during which a FIFO queue answers the same ReceiveRequestAttemptId with the same messages.
 ATTEMPT_SECONDS: Final = 300
-
-#: Seconds between two purges of a queue, and between a queue's end and another's beginning of its name.
-MINUTE_SECONDS: Final = 60
 
 BEYOND_HORIZON: Final = (
     "Value %s for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
@@ -104,7 +100,6 @@ class FakeQueue:
     _places: Iterator[int] = field(default_factory=itertools.count)
     _handles: dict[str, Message] = field(default_factory=dict)
     _recently_sent: dict[tuple[str | None, str], tuple[float, str]] = field(default_factory=dict)
-    _purged_at: float | None = None
     _attempts: dict[str, tuple[float, list[Message]]] = field(default_factory=dict)
 
     @property
@@ -125,13 +120,8 @@ class FakeQueue:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def purge(self, now: Now) -> None:
+    def purge(self) -> None:
         """Forget all messages, and their deduplication ids."""
-        if self._purged_at is not None and now.monotonic - self._purged_at < MINUTE_SECONDS:
-            name = self.url.rpartition("/")[2]
-            sentence = f"Only one PurgeQueue operation on {name} is allowed every {MINUTE_SECONDS} seconds."
-            raise ThrottledError(sentence, code="PurgeQueueInProgress", action="PurgeQueue")
-        self._purged_at = now.monotonic
         self._recently_sent.clear()
         self._messages.clear()
         self._visible.clear()

@@ -25,6 +25,7 @@ def test_so_does_moto(emulator):
     assert recorder.disagreements("moto", QUICK, came) == []
 
 
+@pytest.mark.slow("each starts in seconds of CPU")
 @pytest.mark.parametrize("name", ["ministack", "localstack"])
 def test_so_do_others_that_are_installed(name, credentials, tmp_path):
     if not is_installed(name):

@@ -76,4 +76,4 @@ def test_a_late_success_of_a_fifo_queue_is_lost_and_never_called_deleted(open_wo
     one.settle(Delete())
     events.wait(Lost)
     assert events.of(Deleted) == []
-    assert len(received_elsewhere(queue)) == 1, "it comes again"
+    assert factories.left(queue) == 1, "it comes again"
