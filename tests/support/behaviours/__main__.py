@@ -6,7 +6,6 @@ credentials and the region of the environment, and its answers become those of t
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 import time
@@ -19,18 +18,11 @@ from support.behaviours.servers import INSTALLED_BY, ROOT, asks_aws, is_installe
 
 ROWS = ROOT / "tests/conformance/behaviours.jsonl"
 PAGE = ROOT / "docs/fidelity.md"
-MADE_UP = {
-    "AWS_ACCESS_KEY_ID": "made-up",
-    "AWS_SECRET_ACCESS_KEY": "made-up",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
 
 
 def main(names: list[str]) -> None:
     """Replay on the implementations of those names, or on all."""
     chosen = names or [*IMPLEMENTATIONS, *(["aws"] if asks_aws() else [])]
-    if "aws" not in chosen:
-        os.environ.update(MADE_UP)
     for name in chosen:
         if not is_installed(name):
             _say(f"{name}: not installed; {INSTALLED_BY} does")

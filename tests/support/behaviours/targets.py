@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 SETTLING_SECONDS = 5
 SETTLED_LOOKS = 4
 
+MADE_UP = {"aws_access_key_id": "made-up", "aws_secret_access_key": "made-up", "region_name": "us-east-1"}
+
 
 class RefusedError(Exception):
     """SQS refused a request. `code` is without its namespace."""
@@ -165,7 +167,9 @@ class BotoTarget:
     def __init__(self, url: str | None, *, unit: float = 1.0, is_sampled: bool = False) -> None:
         # What the client refuses no server is asked.
         config = Config(parameter_validation=False, retries={"mode": "standard"}, max_pool_connections=50)
-        self._client = boto3.client("sqs", endpoint_url=url, config=config)
+        # An emulator gets no credentials of the environment.
+        keys = {} if url is None else MADE_UP
+        self._client = boto3.client("sqs", endpoint_url=url, config=config, **keys)
         self.unit = unit
         self.is_sampled = is_sampled
 
