@@ -6,6 +6,8 @@ BIN := $(CURDIR)/$(VENV)/bin
 # An emulator fast enough not to be the limit, apart from the others since it pins botocore.
 EMULATOR_VENV := benchmarks/.venv
 EMULATOR := $(EMULATOR_VENV)/.installed
+# An emulator that runs without Docker, and pins much.
+LOCALSTACK := .venvs/localstack/.installed
 # Other task queues on SQS, whose boto3 is another.
 PEERS := benchmarks/.peers/.installed
 # Flower and celery-exporter, apart from the tests: see the group in pyproject.toml.
@@ -27,7 +29,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
+.PHONY: help demo quick test test-pools behaviours matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +46,10 @@ test: $(INSTALLED) $(MONITORS) ## Run every test, but for those of `make test-po
 
 test-pools: $(INSTALLED) ## Run the worker tests that repeat on solo, gevent and eventlet what `make test` shows
 	@$(BIN)/python -m pytest $(TOGETHER) --repeated only tests/worker $(PYTEST_OPTIONS)
+
+# With AWS_CONFORMANCE=1 and credentials on AWS, too, whose answers become those of the rows.
+behaviours: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Replay tests/conformance/behaviours.jsonl on every emulator; rewrite deviations and docs/fidelity.md
+	@cd tests && $(BIN)/python -m support.behaviours
 
 matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(MONITORS) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
 	@failed=; for version in $(VERSIONS); do \
@@ -136,6 +142,11 @@ $(MATRIX)/sdist/.installed:
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)
+
+# What 4.8 was released with: newer ones of these have lost what it calls.
+$(LOCALSTACK): Makefile
+	@mkdir -p $(MATRIX)
+	$(call install,$(@D),'localstack-core[base-runtime]==4.8.1' moto-ext==5.1.54 cbor2==5.6.5 cryptography==43.0.3 Jinja2 pyopenssl==24.2.1 responses service-identity==24.2.0)
 
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)

@@ -8,7 +8,18 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now, refused
+from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now
+from celery_sqs_visibility.aws.fake_rules import (
+    DEFAULTS,
+    refused,
+    require_attribute_names,
+    require_batch,
+    require_batch_size,
+    require_creation,
+    require_message,
+    require_range,
+    require_settings,
+)
 from celery_sqs_visibility.aws.port import (
     SQS,
     BatchResult,
@@ -18,19 +29,11 @@ from celery_sqs_visibility.aws.port import (
     ReceivedMessage,
     ReceiveOptions,
 )
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, ThrottledError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
-from celery_sqs_visibility.policy.message_attributes import is_asked_for, legal, message_bytes
-from celery_sqs_visibility.policy.queue_attributes import creation_attributes
-from celery_sqs_visibility.policy.queue_names import why_illegal
-from celery_sqs_visibility.policy.quotas import (
-    BATCH_ENTRIES,
-    DELAY_SECONDS,
-    MESSAGE_ATTRIBUTES,
-    MESSAGE_BYTES,
-    VISIBILITY_HORIZON_SECONDS,
-    WAIT_TIME_SECONDS,
-)
+from celery_sqs_visibility.policy.message_attributes import is_asked_for
+from celery_sqs_visibility.policy.queue_attributes import KEY
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,6 +43,14 @@ if TYPE_CHECKING:
 ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
 ENDPOINT: Final = f"memory://{REGION}"
+
+#: Seconds between two purges of a queue, and between a queue's end and another's beginning of its name.
+MINUTE_SECONDS: Final = 60
+
+_DELETED_RECENTLY: Final = (
+    f"You must wait {MINUTE_SECONDS} seconds after deleting a queue before you can create another with the "
+    "same name."
+)
 
 
 class FakeSQS(SQS):
@@ -52,29 +63,46 @@ class FakeSQS(SQS):
         sqs.send(queue.url, OutgoingMessage("a task"))
         sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"))
 
-    It keeps Amazon's rules where emulators differ: an old handle deletes nothing, though it changes the
-    visibility of a standard queue's message; a FIFO queue refuses a change after the visibility timeout; a
-    dead letter's receives go on; and 12 hours count from the receive. It does not know: retention, in-flight
-    limits, PurgeQueue's and DeleteQueue's 60 seconds, permissions, encryption.
+    It answers as Amazon does, as far as anybody has recorded it: docs/fidelity.md has each behaviour, and who
+    says so. What differs or is open is a switch: an argument, and an attribute that may be set at any time.
+    It does not know: in-flight limits, permissions, encryption, and that a standard queue may keep back
+    messages, or bring one twice.
 
     Args:
         clock: where time comes from. A long poll waits with a `SystemClock`; with any other clock it returns
             at once, since nobody can turn the hands of a clock while waiting for it.
+        late_change: the effect of a visibility change after the visibility timeout.
+        late_fifo_change: the same of a FIFO queue.
+        old_handle_deletes: whether an old handle deletes a standard queue's message that was received anew.
+            It is answered yes in any case.
+        names_rest: whether no queue can be created under a deleted queue's name for 60 seconds.
 
     Attributes:
         calls: every call so far: the API action, and the arguments by the port's names.
-        late_change: the effect of a visibility change that comes after the visibility timeout.
     """
 
-    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        late_change: LateChange = LateChange.DOES_NOTHING,
+        late_fifo_change: LateChange = LateChange.IS_REFUSED,
+        old_handle_deletes: bool = False,
+        names_rest: bool = True,
+    ) -> None:
         self._clock = clock
         self._waits = isinstance(clock, SystemClock)
         self._changed = threading.Condition()  # guards everything below
         self._queues: dict[str, FakeQueue] = {}
+        self._deleted: dict[str, float] = {}  # by URL: when, on the monotonic clock
+        self._purged: dict[str, float] = {}  # likewise
         self._moves: dict[str, MoveTask] = {}  # the latest of each source
         self._failures: dict[str, deque[tuple[SQSError, int | None, bool]]] = defaultdict(deque)
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.late_change = LateChange.HIDES
+        self.late_change = late_change
+        self.late_fifo_change = late_fifo_change
+        self.old_handle_deletes = old_handle_deletes
+        self.names_rest = names_rest
 
     def fail_next(
         self, action: str, error: SQSError, position: int | None = None, *, carried_out: bool = False
@@ -105,11 +133,10 @@ class FakeSQS(SQS):
         action = "ReceiveMessage"
         arguments = {"queue_url": queue_url, "max_messages": max_messages, "wait": wait, "options": options}
         with self._call(action, **arguments):
-            _require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
-            _require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
-            _require_range(
-                action, "VisibilityTimeout", options.visibility_timeout or 0, 0, VISIBILITY_HORIZON_SECONDS
-            )
+            require_range(action, "MaxNumberOfMessages", max_messages, 1, BATCH_ENTRIES)
+            require_range(action, "WaitTimeSeconds", wait, 0, WAIT_TIME_SECONDS)
+            timeout = options.visibility_timeout or 0
+            require_range(action, "VisibilityTimeout", timeout, 0, VISIBILITY_HORIZON_SECONDS)
             if options.attempt_id is not None and not self._queue(action, queue_url).fifo:
                 raise refused(action, "Only a FIFO queue takes a ReceiveRequestAttemptId.")
             until = self._clock.monotonic() + wait
@@ -137,13 +164,16 @@ class FakeSQS(SQS):
         action = "DeleteMessageBatch"
         with self._call(action, queue_url=queue_url, handles=list(handles)) as failed:
             queue, now = self._queue(action, queue_url), self._now()
-            return self._batch(action, handles, lambda handle: queue.delete(handle, now), failed)
+            by_any = self.old_handle_deletes
+            return self._batch(
+                action, handles, lambda handle: queue.delete(handle, now, by_any=by_any), failed
+            )
 
     def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
         action = "ChangeMessageVisibilityBatch"
         with self._call(action, queue_url=queue_url, changes=list(changes)) as failed:
             queue, now = self._queue(action, queue_url), self._now()
-            late = self.late_change
+            late = self.late_fifo_change if queue.fifo else self.late_change
             return self._batch(
                 action, changes, lambda pair: queue.change_visibility(pair[0], pair[1], now, late), failed
             )
@@ -151,7 +181,7 @@ class FakeSQS(SQS):
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         with self._call("SendMessage", queue_url=queue_url, message=message):
             queue = self._queue("SendMessage", queue_url)
-            _check_outgoing(queue, message)
+            require_message("SendMessage", queue.attributes, message)
             return queue.send(message, self._now())
 
     def send_batch(
@@ -164,13 +194,11 @@ class FakeSQS(SQS):
         action = "SendMessageBatch"
         with self._call(action, queue_url=queue_url, messages=list(messages)) as failed:
             queue, now = self._queue(action, queue_url), self._now()
-            if sum(message_bytes(message.body, message.attributes) for message in messages) > MESSAGE_BYTES:
-                raise refused(action, f"A batch has {MESSAGE_BYTES} bytes at most.", "BatchRequestTooLong")
-
+            require_batch(action, queue.attributes, messages)
             successful: list[dict[str, str]] = []
 
             def send(entry: tuple[int, OutgoingMessage]) -> None:
-                _check_outgoing(queue, entry[1])
+                require_message(action, queue.attributes, entry[1])
                 successful.append({"Id": str(entry[0]), "MessageId": queue.send(entry[1], now)})
 
             return BatchResult(
@@ -186,10 +214,9 @@ class FakeSQS(SQS):
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         action = "CreateQueue"
         with self._call(action, name=name, attributes=dict(attributes), tags=dict(tags)):
-            if why_illegal(name) or name.endswith(".fifo") != ("FifoQueue" in attributes):
-                raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
-            if creation_attributes(name, attributes) != attributes:
-                raise refused(action, f"Unknown Attribute among {dict(attributes)}.")
+            require_creation(action, name, attributes)
+            deleted = self._deleted.get(_url(name)) if self.names_rest else None
+            self._require_minute(deleted, action, _DELETED_RECENTLY, "QueueDeletedRecently")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
             return self._queues.setdefault(_url(name), queue).url
@@ -197,22 +224,35 @@ class FakeSQS(SQS):
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
         with self._call("GetQueueAttributes", queue_url=queue_url, names=list(names)):
             queue = self._queue("GetQueueAttributes", queue_url)
-            defaults = {"VisibilityTimeout": "30", "DelaySeconds": "0", "ReceiveMessageWaitTimeSeconds": "0"}
-            every = {"QueueArn": queue.arn, **defaults, **queue.attributes, **queue.counts(self._now())}
+            require_attribute_names("GetQueueAttributes", names)
+            encrypted = {"SqsManagedSseEnabled": "false"} if queue.attributes.get(KEY) else {}
+            given = {**DEFAULTS, **encrypted, **queue.attributes}
+            every = {"QueueArn": queue.arn, **given, **queue.counts(self._now())}
             return {name: value for name, value in every.items() if name in names or "All" in names}
 
     def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
-        with self._call("SetQueueAttributes", queue_url=queue_url, attributes=dict(attributes)):
-            self._queue("SetQueueAttributes", queue_url).attributes.update(attributes)
+        action = "SetQueueAttributes"
+        with self._call(action, queue_url=queue_url, attributes=dict(attributes)):
+            queue = self._queue(action, queue_url)
+            require_settings(action, attributes, fifo=queue.fifo)
+            queue.attributes.update(attributes)
 
     def purge(self, queue_url: str) -> None:
-        with self._call("PurgeQueue", queue_url=queue_url):
-            self._queue("PurgeQueue", queue_url).purge()
+        action = "PurgeQueue"
+        with self._call(action, queue_url=queue_url):
+            queue = self._queue(action, queue_url)
+            name = queue_url.rpartition("/")[2]
+            sentence = f"Only one PurgeQueue operation on {name} is allowed every {MINUTE_SECONDS} seconds."
+            self._require_minute(self._purged.get(queue_url), action, sentence, "PurgeQueueInProgress")
+            self._purged[queue_url] = self._clock.monotonic()
+            queue.purge()
 
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue. A long poll that waits there fails."""
         with self._call("DeleteQueue", queue_url=queue_url):
             del self._queues[self._queue("DeleteQueue", queue_url).url]
+            self._deleted[queue_url] = self._clock.monotonic()
+            self._purged.pop(queue_url, None)
 
     def list_queues(self, prefix: str) -> list[str]:
         with self._call("ListQueues", prefix=prefix):
@@ -260,7 +300,7 @@ class FakeSQS(SQS):
     def _batch(
         self, action: str, entries: Sequence[Any], act: Callable[[Any], object], failed: dict[int, SQSError]
     ) -> BatchResult:
-        _check_batch_size(action, len(entries))
+        require_batch_size(action, len(entries))
         failed = {position: error for position, error in failed.items() if position < len(entries)}
         for position, entry in enumerate(entries):
             if position not in failed:
@@ -276,6 +316,11 @@ class FakeSQS(SQS):
             raise _no_queue(action, queue_url)
         return queue
 
+    def _require_minute(self, since: float | None, action: str, sentence: str, code: str) -> None:
+        """Refuse a request within a minute of an instant on the monotonic clock."""
+        if since is not None and self._clock.monotonic() - since < MINUTE_SECONDS:
+            raise ThrottledError(sentence, code=code, action=action)
+
     def _now(self) -> Now:
         return Now(self._clock.monotonic(), self._clock.wall())
 
@@ -286,7 +331,7 @@ def _url(name: str) -> str:
 
 def _no_queue(action: str, queue: str) -> QueueDoesNotExistError:
     sentence = f"The specified queue does not exist: {queue}."
-    return QueueDoesNotExistError(sentence, code="QueueDoesNotExist", action=action)
+    return QueueDoesNotExistError(sentence, code="NonExistentQueue", action=action)
 
 
 def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
@@ -303,39 +348,3 @@ def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
     if found := {n: value for n, value in named if is_asked_for(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer
-
-
-def _require_range(action: str, name: str, value: int, low: int, high: int) -> None:
-    """Refuse a parameter that is out of range."""
-    if not low <= value <= high:
-        raise refused(action, f"Value {value} for parameter {name} is invalid. It must be {low} to {high}.")
-
-
-def _check_outgoing(queue: FakeQueue, message: OutgoingMessage) -> None:
-    """Refuse a message that SQS does not take for the queue."""
-    action = "SendMessage"
-    if not message.body:
-        raise refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
-    texts = {n: value["StringValue"] for n, value in message.attributes.items() if "StringValue" in value}
-    for name, text in texts.items():
-        if not text or legal(text) != text:
-            raise refused(action, f"The message attribute {name!r} is empty, or not all of it is XML.")
-    if message_bytes(message.body, message.attributes) > MESSAGE_BYTES:
-        raise refused(
-            action, f"One or more parameters are invalid. A message has {MESSAGE_BYTES} bytes at most."
-        )
-    if len(message.attributes) > MESSAGE_ATTRIBUTES:
-        raise refused(action, f"A message has {MESSAGE_ATTRIBUTES} attributes at most.")
-    if message.delay is not None:
-        _require_range(action, "DelaySeconds", message.delay, 0, 0 if queue.fifo else DELAY_SECONDS)
-    if queue.fifo and message.group_id is None:
-        raise refused(action, "The request must contain the parameter MessageGroupId.", "MissingParameter")
-
-
-def _check_batch_size(action: str, entries: int) -> None:
-    """Refuse a batch without entries, or with too many."""
-    if not entries:
-        raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
-    if entries > BATCH_ENTRIES:
-        sentence = f"The batch has {entries} entries, more than {BATCH_ENTRIES}."
-        raise refused(action, sentence, "TooManyEntriesInBatchRequest")

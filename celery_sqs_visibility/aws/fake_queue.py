@@ -13,10 +13,10 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from celery_sqs_visibility.aws.fake_rules import invalid_handle, refused
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,10 +38,10 @@ _sequence = itertools.count(1)
 
 
 class LateChange(enum.Enum):
-    """Effect of a visibility change after the visibility timeout, which nobody can tell before."""
+    """Effect of a visibility change after the visibility timeout."""
 
-    HIDES = "it hides the message again"
     DOES_NOTHING = "it is answered yes, and the message stays visible"
+    HIDES = "it hides the message again"
     IS_REFUSED = "it is refused"
 
 
@@ -57,7 +57,7 @@ class Message:
     """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
 
     `attempt_id` is that of its latest receive, until its visibility is changed; `place` is its queue's, by
-    which the message that came first is the lowest.
+    which the message that came first is the lowest. `sent_at` is monotonic: retention counts from there.
     """
 
     id: str
@@ -65,6 +65,7 @@ class Message:
     message_attributes: Mapping[str, Any]
     visible_at: float
     system: dict[str, str]
+    sent_at: float
     group: str | None = None
     received_at: float = 0.0
     receive_count: int = 0
@@ -98,7 +99,7 @@ class FakeQueue:
     _timed: list[tuple[float, int, Message]] = field(default_factory=list)  # by `visible_at`, then place
     _places: Iterator[int] = field(default_factory=itertools.count)
     _handles: dict[str, Message] = field(default_factory=dict)
-    _recently_sent: dict[str, tuple[float, str]] = field(default_factory=dict)
+    _recently_sent: dict[tuple[str | None, str], tuple[float, str]] = field(default_factory=dict)
     _attempts: dict[str, tuple[float, list[Message]]] = field(default_factory=dict)
 
     @property
@@ -120,7 +121,8 @@ class FakeQueue:
         return len(self._messages)
 
     def purge(self) -> None:
-        """Forget all messages."""
+        """Forget all messages, and their deduplication ids."""
+        self._recently_sent.clear()
         self._messages.clear()
         self._visible.clear()
         self._timed.clear()
@@ -132,14 +134,16 @@ class FakeQueue:
             system["MessageGroupId"] = message.group_id
         new_id = str(uuid.uuid4())
         if self.fifo:
-            key = self._deduplication_id(message)
+            deduplication_id = self._deduplication_id(message)
+            by_group = self.attributes.get("DeduplicationScope") == "messageGroup"
+            key = message.group_id if by_group else None, deduplication_id
             sent_at, original = self._recently_sent.get(key, (0.0, ""))
             if original and now.monotonic - sent_at < DEDUPLICATION_SECONDS:
                 return original
             self._recently_sent[key] = now.monotonic, new_id
-            system |= {"MessageDeduplicationId": key, "SequenceNumber": f"{next(_sequence):020}"}
+            system |= {"MessageDeduplicationId": deduplication_id, "SequenceNumber": f"{next(_sequence):020}"}
         delay = message.delay_at(now.wall)
-        if delay is None:
+        if delay is None or (self.fifo and delay == 0):
             delay = int(self.attributes.get("DelaySeconds", "0"))
         self._add(
             Message(
@@ -148,6 +152,7 @@ class FakeQueue:
                 message_attributes=dict(message.attributes),
                 visible_at=now.monotonic + delay,
                 system=system,
+                sent_at=now.monotonic,
                 group=message.group_id if self.fifo else None,
                 delayed=delay > 0,
             )
@@ -167,13 +172,7 @@ class FakeQueue:
     def _deduplication_id(self, message: OutgoingMessage) -> str:
         if message.deduplication_id is not None:
             return message.deduplication_id
-        if self.attributes.get("ContentBasedDeduplication") == "true":
-            return hashlib.sha256(message.body.encode()).hexdigest()
-        raise refused(
-            "SendMessage",
-            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId "
-            "provided explicitly",
-        )
+        return hashlib.sha256(message.body.encode()).hexdigest()
 
     def receive(
         self, limit: int, timeout: int | None, now: Now, attempt_id: str | None = None
@@ -229,13 +228,28 @@ class FakeQueue:
         while self._visible:
             _, message = heapq.heappop(self._visible)
             if message is not before and message in self._messages and message.visible_at <= now.monotonic:
-                yield message
+                if self._has_expired(message, now):
+                    del self._messages[message]
+                else:
+                    yield message
             before = message
 
     def _available(self, now: Now) -> list[Message]:
-        """Return messages that a receive may hand out: none of a FIFO group while one of it is in flight."""
-        locked = {message.group for message in self._hidden(now)} - {None}
-        return [m for m in self._messages if m.visible_at <= now.monotonic and m.group not in locked]
+        """Messages that a receive may hand out: group by group, none behind a hidden one of its group."""
+        closed: set[str] = set()
+        by_group: dict[str | Message, list[Message]] = {}
+        for message in list(self._messages):
+            if self._has_expired(message, now):
+                del self._messages[message]
+            elif message.visible_at > now.monotonic:
+                closed.add(message.group or "")
+            elif message.group is None or message.group not in closed:
+                by_group.setdefault(message.group or message, []).append(message)
+        return [message for group in by_group.values() for message in group]
+
+    def _has_expired(self, message: Message, now: Now) -> bool:
+        retention = float(self.attributes.get("MessageRetentionPeriod", DEFAULT_RETENTION_SECONDS))
+        return now.monotonic - message.sent_at >= retention
 
     def _hidden(self, now: Now) -> list[Message]:
         return [message for message in self._messages if message.visible_at > now.monotonic]
@@ -244,6 +258,8 @@ class FakeQueue:
         """Add a message that its queue, `source_arn`, gave up. Its id, its age and its receives go on."""
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.visible_at = None, now.monotonic
+        if self.fifo:  # a standard queue's keeps the age it had
+            message.sent_at = now.monotonic
         self._add(message)
 
     def move_to(self, target: FakeQueue, now: Now) -> int:
@@ -256,23 +272,21 @@ class FakeQueue:
             del self._messages[message]
         return len(moving)
 
-    def delete(self, handle: str, now: Now) -> None:
+    def delete(self, handle: str, now: Now, *, by_any: bool = False) -> None:
         """Delete the message, if this is its newest handle; an older one is answered yes and does nothing.
 
-        A FIFO queue refuses a handle whose visibility timeout has passed.
+        `by_any` lets older ones delete, too. A FIFO queue refuses these, and a handle that is late.
         """
         action = "DeleteMessageBatch"
         message = self._message(handle, action)
         if message not in self._messages:
             return
         if self.fifo and (message.handle != handle or message.visible_at <= now.monotonic):
-            raise _invalid("The receipt handle has expired.", action)
-        if message.handle == handle:
+            raise invalid_handle(action, "The receipt handle has expired", "ReceiptHandleIsInvalid")
+        if message.handle == handle or by_any:
             del self._messages[message]
 
-    def change_visibility(
-        self, handle: str, seconds: int, now: Now, late: LateChange = LateChange.HIDES
-    ) -> None:
+    def change_visibility(self, handle: str, seconds: int, now: Now, late: LateChange) -> None:
         """Hide the message for `seconds` from now: by an older handle, too, but in a FIFO queue.
 
         `late` is the effect of a change of a message that is visible again.
@@ -280,20 +294,21 @@ class FakeQueue:
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)
         if message not in self._messages or (self.fifo and message.handle != handle):
-            raise _invalid(NOT_IN_FLIGHT, action)
+            raise invalid_handle(action, NOT_IN_FLIGHT)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
             raise refused(action, BEYOND_HORIZON % seconds)
         if message.visible_at <= now.monotonic and late is not LateChange.HIDES:
             if late is LateChange.IS_REFUSED:
-                raise _invalid(NOT_IN_FLIGHT, action)
+                raise invalid_handle(action, NOT_IN_FLIGHT)
             return
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
         self._time(message)
 
     def _message(self, handle: str, action: str) -> Message:
         if handle not in self._handles:
-            raise _invalid("The input receipt handle is invalid.", action, "ReceiptHandleIsInvalid")
+            sentence = f'The input receipt handle "{handle}" is not a valid receipt handle.'
+            raise invalid_handle(action, sentence, "ReceiptHandleIsInvalid")
         return self._handles[handle]
 
     def next_change(self, now: Now) -> float:
@@ -309,6 +324,8 @@ class FakeQueue:
 
     def counts(self, now: Now) -> dict[str, str]:
         """Return the three attributes with the numbers of messages."""
+        for message in [message for message in self._messages if self._has_expired(message, now)]:
+            del self._messages[message]
         hidden = self._hidden(now)
         delayed = sum(message.delayed for message in hidden)
         return {
@@ -316,12 +333,3 @@ class FakeQueue:
             "ApproximateNumberOfMessagesNotVisible": str(len(hidden) - delayed),
             "ApproximateNumberOfMessagesDelayed": str(delayed),
         }
-
-
-def refused(action: str, sentence: str, code: str = "InvalidParameterValue") -> RequestRefusedError:
-    """Return the error of a request that is wrong."""
-    return RequestRefusedError(sentence, code=code, action=action)
-
-
-def _invalid(sentence: str, action: str, code: str = "InvalidParameterValue") -> ReceiptHandleInvalidError:
-    return ReceiptHandleInvalidError(sentence, code=code, action=action)

@@ -151,9 +151,8 @@ def queue(sqs, name: str = "q", *, letters: Queue | None = None, most: int = 3, 
 def send(queue: Queue, *bodies: str, group: str | None = None) -> None:
     """Put messages into it; in a FIFO queue into that group, or each into a group of its own."""
     for number, body in enumerate(bodies):
-        fifo = (
-            {"group_id": group or str(number), "deduplication_id": f"{body}-{number}"} if queue.fifo else {}
-        )
+        unique = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{body}-{number}"))  # a body may have spaces
+        fifo = {"group_id": group or str(number), "deduplication_id": unique} if queue.fifo else {}
         queue.sqs.send(queue.url, OutgoingMessage(body, **fifo))
 
 

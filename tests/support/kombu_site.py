@@ -20,7 +20,7 @@ class KombuSite:
     """kombu's connections to an SQS of their own."""
 
     def __init__(self):
-        self.sqs = FakeSQS()
+        self.sqs = FakeSQS(names_rest=False)
         self.sns = FakeSNS(self.sqs)
         self._user = uuid.uuid4().hex
         self._connections, self._contexts = [], []

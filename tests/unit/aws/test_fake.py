@@ -140,6 +140,7 @@ def test_a_visibility_change_after_the_visibility_timeout_is_answered_in_several
 
 @pytest.mark.parametrize("settle", ["extend", "delete"])
 def test_a_late_handle_still_holds_a_message_that_nobody_received_meanwhile(sqs, url, clock, message, settle):
+    sqs.late_change = LateChange.HIDES
     clock.advance(100)
     if settle == "extend":
         assert hide(sqs, url, message, 60) is None
@@ -375,6 +376,7 @@ def test_a_backlog_makes_no_call_slower(sqs, clock, hidden):
 
 
 def test_a_message_that_was_hidden_late_and_came_back_is_handed_out_once(sqs, clock, url):
+    sqs.late_change = LateChange.HIDES
     sqs.send(url, OutgoingMessage("task"))
     (received,) = sqs.receive(url, 10, 0, OPTIONS)
     clock.advance(30)
@@ -392,6 +394,47 @@ def test_messages_that_come_back_go_before_those_that_were_sent_later(sqs, clock
     sqs.receive(url, 2, 0, OPTIONS)
     clock.advance(30)
     assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("deletes", [False, True])
+def test_an_old_handle_may_be_told_to_delete(clock, deletes):
+    sqs = FakeSQS(clock, old_handle_deletes=deletes)
+    url = sqs.create_queue("q", {}, {})
+    sqs.send(url, OutgoingMessage("task"))
+    (first,) = receive(sqs, url)
+    clock.advance(30)
+    receive(sqs, url)
+    assert sqs.delete(url, [first["ReceiptHandle"]]).failed == {}
+    clock.advance(30)
+    assert len(receive(sqs, url)) == (not deletes)
+
+
+@pytest.mark.parametrize(
+    ("late", "refused", "visible"),
+    [
+        (LateChange.HIDES, False, 0),
+        (LateChange.DOES_NOTHING, False, 1),
+        (LateChange.IS_REFUSED, True, 1),
+    ],
+)
+def test_a_fifo_queue_has_a_switch_of_its_own_for_late_changes(sqs, fifo_url, clock, late, refused, visible):
+    sqs.late_fifo_change = late
+    sqs.send(fifo_url, OutgoingMessage("task", group_id="a", deduplication_id="1"))
+    (message,) = receive(sqs, fifo_url)
+    clock.advance(30)
+    assert isinstance(hide(sqs, fifo_url, message, 60), ReceiptHandleInvalidError) is refused
+    assert len(receive(sqs, fifo_url)) == visible
+
+
+def test_a_name_of_a_deleted_queue_may_be_told_not_to_rest(clock):
+    sqs = FakeSQS(clock, names_rest=False)
+    for _ in range(2):
+        sqs.delete_queue(sqs.create_queue("q", {}, {}))
+    sqs.names_rest = True
+    with pytest.raises(ThrottledError, match="60 seconds"):
+        sqs.create_queue("q", {}, {})
+    clock.advance(60)
+    assert sqs.create_queue("q", {}, {})
 
 
 def test_a_purged_queue_takes_messages_again(sqs, url):

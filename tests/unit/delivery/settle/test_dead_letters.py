@@ -96,7 +96,7 @@ def test_a_large_body_leaves_room_for_some_of_it(world, spare, count):
     [
         (".fifo", "mine", "mine", 1),
         (".fifo", None, "dead-letters", 1),
-        ("", "tenant 7", "tenant 7", 2),  # since queues are fair by group
+        ("", "tenant-7", "tenant-7", 2),  # since queues are fair by group
     ],
 )
 def test_it_keeps_its_group_and_in_a_fifo_queue_it_is_one_only(world, suffix, group, expected, copies):

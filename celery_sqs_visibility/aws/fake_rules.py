@@ -1,0 +1,208 @@
+"""What SQS refuses, for the fake: names, queue attributes and messages, in SQS's own codes and words.
+
+Each rule has a row in tests/conformance/behaviours.jsonl, which names who recorded it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
+from celery_sqs_visibility.policy.message_attributes import legal, message_bytes
+from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES, FIFO, FIFO_ATTRIBUTES, REDRIVE_POLICY
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
+from celery_sqs_visibility.policy.quotas import (
+    BATCH_ENTRIES,
+    DEFAULT_RETENTION_SECONDS,
+    DELAY_SECONDS,
+    MESSAGE_ATTRIBUTES,
+    MESSAGE_BYTES,
+    RETENTION_SECONDS,
+    SHORTEST_RETENTION_SECONDS,
+    VISIBILITY_HORIZON_SECONDS,
+    WAIT_TIME_SECONDS,
+)
+
+#: Lowest and highest values of queue attributes.
+_RANGES: Final = {
+    "DelaySeconds": (0, DELAY_SECONDS),
+    "MaximumMessageSize": (1024, MESSAGE_BYTES),
+    "MessageRetentionPeriod": (SHORTEST_RETENTION_SECONDS, RETENTION_SECONDS),
+    "ReceiveMessageWaitTimeSeconds": (0, WAIT_TIME_SECONDS),
+    "VisibilityTimeout": (0, VISIBILITY_HORIZON_SECONDS),
+}
+
+#: Attributes of a queue that was created without any.
+DEFAULTS: Final = {
+    "DelaySeconds": "0",
+    "MaximumMessageSize": str(MESSAGE_BYTES),
+    "MessageRetentionPeriod": str(DEFAULT_RETENTION_SECONDS),
+    "ReceiveMessageWaitTimeSeconds": "0",
+    "SqsManagedSseEnabled": "true",
+    "VisibilityTimeout": "30",
+}
+
+#: Attributes that a queue has, but cannot be given.
+_COUNTED: Final = frozenset(
+    {
+        "All",
+        "ApproximateNumberOfMessages",
+        "ApproximateNumberOfMessagesDelayed",
+        "ApproximateNumberOfMessagesNotVisible",
+        "CreatedTimestamp",
+        "LastModifiedTimestamp",
+        "QueueArn",
+    }
+)
+
+#: What MessageGroupId and MessageDeduplicationId may be.
+_ID: Final = re.compile(r"[!-~]{1,128}")
+
+_DATA_TYPE: Final = re.compile(r"(?:String|Number|Binary)(?:\..+)?")
+_RESERVED_NAME: Final = re.compile(r"(?:aws|amazon)\.", re.IGNORECASE)
+
+_NO_DEDUPLICATION_ID: Final = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
+    "explicitly"
+)
+_NO_GROUP: Final = "The request must contain the parameter MessageGroupId."
+
+
+def refused(action: str, sentence: str, code: str = "InvalidParameterValue") -> RequestRefusedError:
+    """Return the error of a request that is wrong."""
+    return RequestRefusedError(sentence, code=code, action=action)
+
+
+def invalid_handle(
+    action: str, sentence: str, code: str = "InvalidParameterValue"
+) -> ReceiptHandleInvalidError:
+    """Return the error of a handle that holds nothing."""
+    return ReceiptHandleInvalidError(sentence, code=code, action=action)
+
+
+def require_range(action: str, name: str, value: int, low: int, high: int) -> None:
+    """Refuse a parameter that is out of range."""
+    if not low <= value <= high:
+        reason = f"Must be between {low} and {high}, if provided."
+        raise refused(action, f"Value {value} for parameter {name} is invalid. Reason: {reason}")
+
+
+def require_batch_size(action: str, entries: int) -> None:
+    """Refuse a batch without entries, or with too many."""
+    if not entries:
+        raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
+    if entries > BATCH_ENTRIES:
+        sentence = f"Maximum number of entries per request are {BATCH_ENTRIES}. You have sent {entries}."
+        raise refused(action, sentence, "TooManyEntriesInBatchRequest")
+
+
+def require_creation(action: str, name: str, attributes: Mapping[str, str]) -> None:
+    """Refuse a queue's name, or attributes that a queue of that name cannot have."""
+    if why_illegal(name) or name.endswith(FIFO_SUFFIX) != (attributes.get(FIFO) == "true"):
+        raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
+    require_settings(action, attributes, fifo=name.endswith(FIFO_SUFFIX))
+
+
+def require_settings(action: str, attributes: Mapping[str, str], *, fifo: bool) -> None:
+    """Refuse attributes that no queue can be given, or none of that kind."""
+    for name, value in attributes.items():
+        if name not in ATTRIBUTES or (name in FIFO_ATTRIBUTES and not fifo):
+            raise refused(action, f"Unknown Attribute {name}.", "InvalidAttributeName")
+        low, high = _RANGES.get(name, (0, 0))
+        if name in _RANGES and not (value.isdigit() and low <= int(value) <= high):
+            sentence = f"Invalid value for the parameter {name}."
+            raise refused(action, sentence, "InvalidAttributeValue")
+    if policy := attributes.get(REDRIVE_POLICY):
+        _require_redrive_policy(action, policy)
+
+
+def _require_redrive_policy(action: str, text: str) -> None:
+    try:
+        policy = json.loads(text)
+        receives = int(policy["maxReceiveCount"])
+        found = "deadLetterTargetArn" in policy and receives > 0
+    except (KeyError, TypeError, ValueError):
+        found = False
+    if not found:
+        raise refused(action, f"Value {text} for parameter {REDRIVE_POLICY} is invalid.")
+
+
+def require_attribute_names(action: str, names: Iterable[str]) -> None:
+    """Refuse names of attributes that no queue has."""
+    for name in names:
+        if name not in ATTRIBUTES and name not in _COUNTED:
+            raise refused(action, f"Unknown Attribute {name}.", "InvalidAttributeName")
+
+
+def require_batch(action: str, queue: Mapping[str, str], messages: Sequence[OutgoingMessage]) -> None:
+    """Refuse a whole batch for its size, or for one message that a FIFO queue cannot place.
+
+    `queue` has the attributes of the queue.
+    """
+    require_batch_size(action, len(messages))
+    total = sum(message_bytes(message.body, message.attributes) for message in messages)
+    if total > MESSAGE_BYTES:
+        sentence = f"Batch requests cannot be longer than {MESSAGE_BYTES} bytes. You have sent {total} bytes."
+        raise refused(action, sentence, "BatchRequestTooLong")
+    if queue.get(FIFO) == "true":
+        if any(message.group_id is None for message in messages):
+            raise refused(action, _NO_GROUP)
+        for message in messages:
+            _require_deduplication_id(action, queue, message)
+
+
+def require_message(action: str, queue: Mapping[str, str], message: OutgoingMessage) -> None:
+    """Refuse a message that SQS does not take for a queue with these attributes."""
+    fifo = queue.get(FIFO) == "true"
+    if not message.body:
+        raise refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
+    if len(message.attributes) > MESSAGE_ATTRIBUTES:
+        raise refused(action, f"A message has {MESSAGE_ATTRIBUTES} attributes at most.")
+    for name, attribute in message.attributes.items():
+        _require_attribute(action, name, attribute)
+    most = int(queue.get("MaximumMessageSize", MESSAGE_BYTES))
+    if message_bytes(message.body, message.attributes) > most:
+        reason = f"Message must be shorter than {most} bytes."
+        raise refused(action, f"One or more parameters are invalid. Reason: {reason}")
+    if legal(message.body) != message.body:
+        raise refused(action, "Invalid characters found in the message.", "InvalidMessageContents")
+    _require_delay(action, message.delay, fifo=fifo)
+    if fifo:
+        _require_deduplication_id(action, queue, message)
+        if message.group_id is None:
+            raise refused(action, _NO_GROUP, "MissingParameter")
+    _require_id(action, "MessageGroupId", message.group_id)
+    _require_id(action, "MessageDeduplicationId", message.deduplication_id)
+
+
+def _require_delay(action: str, delay: int | None, *, fifo: bool) -> None:
+    if delay and fifo:
+        reason = "The request include parameter that is not valid for this queue type."
+        raise refused(action, f"Value {delay} for parameter DelaySeconds is invalid. Reason: {reason}")
+    require_range(action, "DelaySeconds", delay or 0, 0, DELAY_SECONDS)
+
+
+def _require_deduplication_id(action: str, queue: Mapping[str, str], message: OutgoingMessage) -> None:
+    if message.deduplication_id is None and queue.get("ContentBasedDeduplication") != "true":
+        raise refused(action, _NO_DEDUPLICATION_ID)
+
+
+def _require_id(action: str, name: str, value: str | None) -> None:
+    if value is not None and not _ID.fullmatch(value):
+        reason = f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
+        raise refused(action, f"Value {value} for parameter {name} is invalid. Reason: {reason}")
+
+
+def _require_attribute(action: str, name: str, attribute: Mapping[str, Any]) -> None:
+    kind, text = attribute.get("DataType", "String"), attribute.get("StringValue")
+    if text == "":
+        sentence = f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
+        raise refused(action, sentence)
+    if text is not None and legal(text) != text:
+        raise refused(action, f"Message (user) attribute '{name}' has characters that XML does not know.")
+    if _RESERVED_NAME.match(name) or not _DATA_TYPE.fullmatch(kind):
+        raise refused(action, f"The name of message (user) attribute '{name}', or its type, is invalid.")

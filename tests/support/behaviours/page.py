@@ -1,0 +1,117 @@
+"""Writer of docs/fidelity.md: its tables come from the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from support.behaviours.answers import in_words
+from support.behaviours.language import EVIDENCE, IMPLEMENTATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from support.behaviours.language import Behaviour, Deviation, Evidence
+
+BEGIN, END = "<!-- tables: make behaviours -->", "<!-- end of tables -->"
+
+NAMES = {"fake": "our fake", "moto": "moto", "ministack": "ministack", "localstack": "LocalStack"}
+
+
+def write(path: Path, rows: Sequence[Behaviour]) -> None:
+    """Put the tables between the page's markers."""
+    before, _, rest = path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n{tables(rows)}\n{END}{after}")
+
+
+def is_current(text: str, rows: Sequence[Behaviour]) -> bool:
+    """Whether the page has the tables of those rows."""
+    return text.partition(BEGIN)[2].partition(END)[0].strip("\n") == tables(rows).strip("\n")
+
+
+def tables(rows: Sequence[Behaviour]) -> str:
+    """All that the page has of the rows."""
+    relied_on = [row for row in rows if row.relied_on]
+    unknown = [row for row in rows if row.evidence.kind in {"open", "reported"}]
+    deviating = [row for row in rows if row.deviations]
+    return "\n\n".join(
+        [
+            "## Who says so",
+            _counts(rows),
+            "## What the package relies on",
+            "The test shows that we survive the opposite, or never come near it; - where nothing would help.",
+            _table(
+                ("behaviour of SQS", "its answer", "who says so", "for", "test"),
+                (
+                    [row.claim, in_words(row.answer), _said(row.evidence), row.relied_on, _test(row)]
+                    for row in relied_on
+                ),
+            ),
+            "## What is open",
+            "Nobody has recorded these answers, or an issue thread is all there is.",
+            _table(
+                ("behaviour of SQS", "the fake answers", "who says so", "test"),
+                (
+                    [row.claim, in_words(row.expected_of("fake")), _said(row.evidence), _test(row)]
+                    for row in unknown
+                ),
+            ),
+            "## Where implementations differ",
+            _table(
+                ("behaviour of SQS", "Amazon", *(NAMES[name] for name in IMPLEMENTATIONS)),
+                (_differences(row) for row in deviating),
+            ),
+            "## All others",
+            _table(
+                ("behaviour of SQS", "its answer", "who says so"),
+                ([row.claim, in_words(row.answer), _said(row.evidence)] for row in rows if not row.relied_on),
+            ),
+        ]
+    )
+
+
+def _counts(rows: Sequence[Behaviour]) -> str:
+    kinds = Counter(row.evidence.kind for row in rows)
+    said = [[f"{kind}: {text}", str(kinds[kind])] for kind, text in EVIDENCE.items()]
+    differing = ", ".join(
+        f"{NAMES[name]} {sum(name in row.deviations for row in rows)}" for name in IMPLEMENTATIONS
+    )
+    table = _table(("evidence", "rows"), [*said, ["all", str(len(rows))]])
+    return f"{table}\n\nRows that an implementation answers otherwise: {differing}."
+
+
+def _differences(row: Behaviour) -> list[str]:
+    others = [row.deviations.get(name) for name in IMPLEMENTATIONS]
+    cells = ["" if other is None else _difference(row, other) for other in others]
+    return [row.claim, in_words(row.answer), *cells]
+
+
+def _difference(row: Behaviour, other: Deviation) -> str:
+    if "code" in other.answer and other.answer.get("code") == row.answer.get("code"):
+        return "refused in other words"
+    return in_words(other.answer) + (f" ({other.why})" if other.why else "")
+
+
+def _said(evidence: Evidence) -> str:
+    return f"{evidence.kind}: {_short(evidence.source)}, {evidence.date}"
+
+
+def _short(source: str) -> str:
+    """A test without its path, which the page tells once."""
+    return f"`{source.rpartition('::')[2]}`" if "::" in source else source
+
+
+def _test(row: Behaviour) -> str:
+    return f"`{row.survives}`" if row.survives else "-"
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str | None]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *(list(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("|", "\\|").replace("\r", "\\r").replace("\n", "\\n")
