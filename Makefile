@@ -17,9 +17,9 @@ VERSIONS := 5.5 5.6 5.7
 OLDER := 5.5 5.6
 BOUNDS := tests/unit/cost_bounds.json
 TESTS := tests/unit tests/worker
-# Most of the time the tests wait for real workers: four at once are no burden to two cores. The slowest are named
-# at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
-TOGETHER := -n 4 --dist worksteal --durations 25 --durations-min 2
+# Most of the time the tests wait for real workers: eight at once are no burden to two cores, in the order of
+# tests/support/order.py. The slowest are named at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
+TOGETHER := -n 8 --dist loadscope --no-loadscope-reorder --durations 25 --durations-min 2
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
 
