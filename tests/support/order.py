@@ -23,7 +23,7 @@ LONG = 5
 ALWAYS = 4
 BUSY_LOAD = 3 * (os.cpu_count() or 1)
 #: For how long, in seconds, a test waits for a machine that stays busy.
-MOST_REST = 60
+MOST_REST = 20
 
 
 def waits(name: str) -> bool:
@@ -42,14 +42,16 @@ def recorded_as(name: str) -> str:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Put the long pieces in the order of their length, and spread the others evenly among them."""
+    """Put the long pieces in the order of their length, and spread the others, of both kinds, among them."""
     seconds = json.loads(RECORD.read_text())
     pieces: dict[str, list[pytest.Item]] = {}
     for item in items:
         pieces.setdefault(piece(item.nodeid), []).append(item)
     lengths = {name: seconds.get(recorded_as(name), 0) for name in pieces}
-    short = [name for name in pieces if not lengths[name]]
-    places = {name: index / len(short) for index, name in enumerate(short)}
+    places: dict[str, float] = {}
+    for kind in (True, False):
+        short = [name for name in pieces if not lengths[name] and waits(name) is kind]
+        places |= {name: index / len(short) for index, name in enumerate(short)}
     whole, begun = sum(lengths.values()), 0.0
     for name in sorted(pieces.keys() - places.keys(), key=lambda name: (-lengths[name], name)):
         places[name] = begun / whole
