@@ -40,7 +40,7 @@ def test_a_child_for_every_task_under_load_runs_each_delivery_once_and_publishes
     idle = [f"{site.queue}-idle", f"{site.queue}-idle-too"]
     for name in idle:
         site.sqs.create_queue(QueueName=name)
-    worker = site.start(concurrency=2, queues=[site.queue, *idle], extra_args=["--max-tasks-per-child=1"])
+    worker = site.start(concurrency=6, queues=[site.queue, *idle], extra_args=["--max-tasks-per-child=1"])
     site.diary.wait_for("started", 2 * tasks, timeout=200)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     started = site.diary.entries("started")
