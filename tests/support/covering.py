@@ -1,6 +1,6 @@
 """A plugin of coverage.py: a process that a test would kill writes first what it has measured.
 
-Only `make coverage` loads it. Workers are killed when their test is over, and SIGKILL leaves no time to write.
+Only `make coverage` loads it. Workers are killed when their test is over; SIGKILL leaves no time to write.
 """
 
 from __future__ import annotations
