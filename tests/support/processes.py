@@ -159,7 +159,7 @@ class GuardedProcess:
         """Kill whatever is left of the group. Idempotent; legal before `start()`."""
         if self._process is None:
             return
-        if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        if "COVERAGE_PROCESS_CONFIG" in os.environ and self.command[0] == sys.executable:
             self._let_write()
         self.signal_group(signal.SIGKILL)
         self._process.wait(10)
