@@ -10,6 +10,7 @@ EMULATOR := $(EMULATOR_VENV)/.installed
 LOCALSTACK := .venvs/localstack/.installed
 # Other task queues on SQS, whose boto3 is another.
 PEERS := benchmarks/.peers/.installed
+COVERAGE := $(VENV)/.coverage
 # Flower and celery-exporter, apart from the tests: see the group in pyproject.toml.
 MONITORS := .venvs/monitors/.installed
 # One for each version of Celery and kombu that we claim.
@@ -19,9 +20,10 @@ VERSIONS := 5.5 5.6 5.7
 OLDER := 5.5 5.6
 BOUNDS := tests/unit/cost_bounds.json
 TESTS := tests/unit tests/worker
-# Most of the time the tests wait for real workers: four at once are no burden to two cores. The slowest are named
-# at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
-TOGETHER := -n 4 --dist worksteal --durations 25 --durations-min 2
+AT_ONCE ?= 8
+# Most of the time the tests wait for real workers: eight at once are no burden to two cores, in the order of
+# tests/support/order.py. The slowest are named at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
+TOGETHER := -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 25 --durations-min 2
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
 
@@ -29,7 +31,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools behaviours matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
+.PHONY: help demo quick test test-pools coverage behaviours matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -46,6 +48,14 @@ test: $(INSTALLED) $(MONITORS) ## Run every test, but for those of `make test-po
 
 test-pools: $(INSTALLED) ## Run the worker tests that repeat on solo, gevent and eventlet what `make test` shows
 	@$(BIN)/python -m pytest $(TOGETHER) --repeated only tests/worker $(PYTEST_OPTIONS)
+
+coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run what `make test` does, and count lines and branches, in all processes
+	@rm -rf build/coverage && mkdir -p build/coverage
+	@status=0; PYTHONPATH=tests $(BIN)/coverage run --rcfile tests/coverage.ini -m pytest $(TOGETHER) --repeated without \
+		$(PYTEST_OPTIONS) || status=1; \
+	export PYTHONPATH=tests; $(BIN)/coverage combine --quiet --rcfile tests/coverage.ini && \
+	$(BIN)/coverage json --quiet --rcfile tests/coverage.ini && \
+	$(BIN)/coverage report --rcfile tests/coverage.ini && exit $$status
 
 # With AWS_CONFORMANCE=1 and credentials on AWS, too, whose answers become those of the rows.
 behaviours: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Replay tests/conformance/behaviours.jsonl on every emulator; rewrite deviations and docs/fidelity.md
@@ -139,6 +149,9 @@ $(MATRIX)/wheel/.installed:
 
 $(MATRIX)/sdist/.installed:
 	$(call install,$(@D),-c constraints.txt dist/*.tar.gz)
+
+$(COVERAGE): $(INSTALLED)
+	$(call install,$(VENV),-c constraints.txt coverage==7.17.3)
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)

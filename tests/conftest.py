@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.emulator import MotoServer
+from support.order import Record, Rest, Scheduling, arrange
 from support.programs import require_all
 from support.proxy import FaultProxy
 from support.reliability import FIXTURE, Table, report
@@ -67,6 +68,11 @@ def pytest_addoption(parser):
         metavar="FILE",
         help="run the tests that tell what a fault did; write it into its table",
     )
+    parser.addoption(
+        "--durations-record",
+        action="store_true",
+        help="write tests/durations.json, by which tests that run side by side are ordered",
+    )
     parser.addoption("--screenshot", metavar="FILE", help="write what the browser saw of Flower's tasks")
 
 
@@ -77,6 +83,10 @@ def pytest_configure(config):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     if config.getoption("programs") == "require":
         require_all()
+    if config.getoption("durations_record") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Record())
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Rest(int(config.workerinput["workerid"].removeprefix("gw"))))
     path = config.getoption("reliability")
     # Of several processes that test, the one that hears of all writes.
     if path and not config.option.collectonly and not hasattr(config, "workerinput"):
@@ -92,7 +102,7 @@ def pytest_collection_modifyitems(config, items):
     """With `--pool`, leave out what would run as it always does, and what that pool cannot do.
 
     With `--repeated`, leave out what repeats on another pool, or all else. With `--reliability`, leave out
-    what would write no row.
+    what would write no row. What is left runs in the order of `support.order`, where several processes test.
     """
     other_pool = config.getoption("pool") != "prefork"
     rows_only = config.getoption("reliability")
@@ -112,6 +122,13 @@ def pytest_collection_modifyitems(config, items):
 
     config.hook.pytest_deselected(items=[item for item in items if unwanted(item)])
     items[:] = [item for item in items if not unwanted(item)]
+    if hasattr(config, "workerinput"):
+        arrange(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 def _pool(item):

@@ -53,7 +53,7 @@ def test_whatever_ends_a_run_is_an_error_like_any_other(make_site, pool, ways, r
 @pytest.mark.own_pool
 @pytest.mark.parametrize("way", ["os._exit", "SystemExit", "MemoryError"])
 def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, way, reliability):
-    site = make_site(visibility_timeout=6, heartbeat_interval=5)
+    site = make_site(visibility_timeout=6, heartbeat_interval=5, wait_time_seconds=1)
     dead = site.create_queue_with_dead_letters(receives=10)
     result = site.send("crashing", way, 1000)
     worker = site.start(pool="prefork")

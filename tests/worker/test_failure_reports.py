@@ -40,7 +40,7 @@ def test_it_sees_every_attempt_if_it_is_told_to_take_warnings(make_site):
 
 @pytest.mark.parametrize("loglevel", ["INFO", "DEBUG"])
 def test_the_log_has_one_line_and_the_traceback_for_a_failed_attempt(make_site, loglevel):
-    site = make_site()
+    site = make_site(wait_time_seconds=1)
     dead_url = site.create_queue_with_dead_letters(receives=3)
     worker = site.start(loglevel=loglevel)
     result = site.send("hopeless", "a")

@@ -158,7 +158,7 @@ FAULTS = {
     "reset": (injected(reset_connection()), 4, "every connection reset before the request is read"),
     "answers lost": (answers_lost, 4, "every request carried out, its answer lost"),
     "black hole": (injected(black_hole()), 8, "no request answered"),
-    "a minute's throttling": errors("RequestThrottled", seconds=60),
+    "longer throttling": errors("RequestThrottled", seconds=20),
     "a long black hole": (injected(black_hole()), 40, "no request answered"),
 }
 

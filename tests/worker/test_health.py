@@ -82,7 +82,7 @@ def test_a_worker_is_well_frozen_and_gone(make_site, pool):
 
 @pytest.mark.parametrize("ends_first", [True, False], ids=["the older", "the younger"])
 def test_of_two_workers_with_one_name_the_end_of_one_leaves_the_other(make_site, ends_first):
-    site = make_site()
+    site = make_site(wait_time_seconds=1)
     workers = [site.start(pool="solo", name="w1") for _ in range(2)]
     ending, staying = workers if ends_first else reversed(workers)
     wait_for(WELL, "-n", "w1", "--ready")
@@ -184,7 +184,7 @@ def open_files(worker):
 
 def test_slow_clients_use_up_neither_descriptors_nor_threads_and_probes_are_answered(make_site):
     port = free_port()
-    site = make_site(http_address=f":{port}")
+    site = make_site(http_address=f":{port}", wait_time_seconds=1)
     worker = site.start(concurrency=1)
     wait_for(WELL, "--ready")
     limit = open_files(worker) + 60
@@ -203,7 +203,7 @@ def test_slow_clients_use_up_neither_descriptors_nor_threads_and_probes_are_answ
 
 
 def test_a_worker_without_descriptors_for_a_new_child_ends_with_a_status_that_says_so(make_site):
-    site = make_site()
+    site = make_site(wait_time_seconds=1)
     worker = site.start(concurrency=1)
     wait_for(WELL, "--ready")
     limit = 5  # none of what is open is closed, and nothing else can be opened

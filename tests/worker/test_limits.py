@@ -16,7 +16,7 @@ LOST = pytest.mark.prefork_only("only a process can be lost")
     ("task", "limits", "attempts", "messages"),
     [
         # One message more has told that limit.
-        pytest.param("retrying", {"max_retries": 10}, 11, 2, id="that all retries say"),
+        pytest.param("retrying", {"max_retries": 5}, 6, 2, id="that all retries say"),
         pytest.param(
             "retrying_and_killed", {"limit": 4, "killed_at": 2}, 5, 2, id="before a child is lost", marks=LOST
         ),

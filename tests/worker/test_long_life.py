@@ -33,14 +33,14 @@ def test_a_child_for_every_task_under_load_runs_each_delivery_once_and_publishes
 ):
     # Three receivers, the heartbeat and the settlers are busy in the parent while it forks.
     site = make_site(visibility_timeout=30, heartbeat_interval=28, wait_time_seconds=0, settle_window=0)
-    tasks = 100
+    tasks = 50
     for key in range(tasks):
         site.send("publishing", key)
     site.proxy.clear()
     idle = [f"{site.queue}-idle", f"{site.queue}-idle-too"]
     for name in idle:
         site.sqs.create_queue(QueueName=name)
-    worker = site.start(concurrency=2, queues=[site.queue, *idle], extra_args=["--max-tasks-per-child=1"])
+    worker = site.start(concurrency=6, queues=[site.queue, *idle], extra_args=["--max-tasks-per-child=1"])
     site.diary.wait_for("started", 2 * tasks, timeout=200)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     started = site.diary.entries("started")

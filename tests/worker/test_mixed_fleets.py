@@ -92,7 +92,7 @@ def test_attempts_are_counted_right_while_all_workers_run_the_old_code(fleet):
 
 
 def test_an_eta_that_a_stock_worker_gave_back_loses_no_attempt(fleet):
-    result = fleet.send("retried", "a", countdown=35, delay_seconds=0)
+    result = fleet.send("retried", "a", countdown=20, delay_seconds=0)
     worker = fleet.stock()
     fleet.site.proxy.wait_for(lambda _: fleet.site.counts() == (0, 1))
     end(worker)

@@ -58,7 +58,7 @@ def test_an_urgent_task_waits_for_one_run_of_a_busy_queue_at_the_most(make_site,
 
 
 def test_a_warm_shutdown_of_a_full_worker_is_quiet_and_settles_what_ran(make_site):
-    queues = TwoQueues(make_site(), high={"weight": 8}, queue_order="strict")
+    queues = TwoQueues(make_site(wait_time_seconds=1), high={"weight": 8}, queue_order="strict")
     worker = queues.start(concurrency=2)
     queues.send(queues.low, "slow", range(4), 2)
     queues.diary.wait_for("started", 2)
