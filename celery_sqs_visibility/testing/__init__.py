@@ -19,12 +19,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from celery_sqs_visibility.aws.fake import FakeSQS
+    from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
     from celery_sqs_visibility.testing.account import Accounts, LetterFacts, MessageAccount
+    from celery_sqs_visibility.testing.schedule import Fault
     from celery_sqs_visibility.testing.simulation import Simulation, SimulationFailedError, simulate
     from celery_sqs_visibility.testing.turned_time import TurnedTime, turned_time
 
 __all__ = [
     "Accounts",
+    "FakeObjectStore",
+    "FakeSQS",
+    "Fault",
     "LetterFacts",
     "MessageAccount",
     "Simulation",
@@ -35,21 +41,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Accounts": "account",
-    "LetterFacts": "account",
-    "MessageAccount": "account",
-    "Simulation": "simulation",
-    "SimulationFailedError": "simulation",
-    "TurnedTime": "turned_time",
-    "simulate": "simulation",
-    "turned_time": "turned_time",
+    "Accounts": "testing.account",
+    "FakeObjectStore": "aws.fake_object_store",
+    "FakeSQS": "aws.fake",
+    "Fault": "testing.schedule",
+    "LetterFacts": "testing.account",
+    "MessageAccount": "testing.account",
+    "Simulation": "testing.simulation",
+    "SimulationFailedError": "testing.simulation",
+    "TurnedTime": "testing.turned_time",
+    "simulate": "testing.simulation",
+    "turned_time": "testing.turned_time",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"celery_sqs_visibility.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

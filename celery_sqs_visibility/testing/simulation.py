@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from celery.exceptions import WorkerTerminate
 
@@ -419,13 +420,23 @@ class Simulation(World):
         return "\n".join(self.steps)
 
 
+Test = Callable[..., object]
+SimulatedTest = Callable[..., None]
+
+
+@overload
+def simulate(test: Test) -> SimulatedTest: ...
+@overload
 def simulate(
-    test: Callable[..., object] | None = None,
+    *, seeds: int = ..., seed: int | None = ..., faults: Collection[Fault] = ...
+) -> Callable[[Test], SimulatedTest]: ...
+def simulate(
+    test: Test | None = None,
     *,
     seeds: int = DEFAULT_SEEDS,
     seed: int | None = None,
     faults: Collection[Fault] = tuple(Fault),
-) -> Any:
+) -> SimulatedTest | Callable[[Test], SimulatedTest]:
     """Run a test once without faults, and then under the schedule of each seed.
 
     The test has a parameter `sim`, the `Simulation`: it makes its state anew, runs tasks by `sim.run`, and
@@ -442,7 +453,11 @@ def simulate(
         TypeError: the test has no parameter `sim`.
     """
     if test is None:
-        return partial(simulate, seeds=seeds, seed=seed, faults=faults)
+        return partial(_under_seeds, seeds=seeds, seed=seed, faults=faults)
+    return _under_seeds(test, seeds, seed, faults)
+
+
+def _under_seeds(test: Test, seeds: int, seed: int | None, faults: Collection[Fault]) -> SimulatedTest:
     signature = inspect.signature(test)
     if "sim" not in signature.parameters:
         raise TypeError(f"expected a test with a parameter 'sim', got {test.__name__}{signature}")
@@ -477,17 +492,25 @@ def _silent() -> Iterator[None]:
         logging.disable(before)
 
 
-def _run_one(test: Callable[..., object], sim: Simulation) -> int:
+def _run_one(test: Test, sim: Simulation) -> int:
     """Run one simulation; its number of points."""
     try:
         with sim:
             test(sim=sim)
-    except Exception as error:
+    except BaseException as error:
+        if not isinstance(error, (Exception, *_failures_of_pytest())):
+            raise
         raise SimulationFailedError(_failure(sim, error), sim.seed) from error
     return sim.points
 
 
-def _failure(sim: Simulation, error: Exception) -> str:
+def _failures_of_pytest() -> list[type[BaseException]]:
+    """What `pytest.fail` raises, which is no `Exception`; empty without pytest."""
+    pytest = sys.modules.get("pytest")
+    return [] if pytest is None else [pytest.fail.Exception]
+
+
+def _failure(sim: Simulation, error: BaseException) -> str:
     seed = sim.seed
     said = str(error).split("\n", 1)[0] or repr(error)
     under = "without a fault" if seed is None else f"under the schedule of seed {seed}"

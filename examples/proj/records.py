@@ -104,7 +104,7 @@ class Records:
         database.execute(
             # Never back from processed: whoever was taken for dead may go on, after another has finished.
             "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (object) DO UPDATE SET "
-            "state = iif(state = 'processed', state, excluded.state), "
+            "state = CASE state WHEN 'processed' THEN state ELSE excluded.state END, "
             "touched_at = excluded.touched_at, place = max(place, excluded.place)",
             (name, state, self._now(), place),
         )

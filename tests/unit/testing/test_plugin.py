@@ -1,12 +1,15 @@
-"""The pytest plug-in, in projects of their own: fixtures, workers on a real server, and silence without them."""
+"""The plug-in for pytest, in projects of their own: its fixtures, and its silence without them."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 PROJECT = """
     from celery import Celery
@@ -131,6 +134,12 @@ def test_a_worker_in_the_tests_process_and_one_beside_it_are_accounted_for(proje
         """
     )
     result.assert_outcomes(passed=5)
+
+
+def test_the_example_projects_own_tests_pass(project, pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    pytester.makepyfile(test_workers=(EXAMPLES / "proj/tests/test_workers.py").read_text())
+    pytester.runpytest_subprocess("-q", "test_workers.py", timeout=120).assert_outcomes(passed=2)
 
 
 def test_a_worker_survives_the_death_of_another(project):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
 import pytest
 
+from celery_sqs_visibility import testing
 from celery_sqs_visibility.testing import Simulation, SimulationFailedError, simulate
 from celery_sqs_visibility.testing.schedule import Fault
 from celery_sqs_visibility.testing.simulation import SEED_VARIABLE
@@ -232,3 +234,60 @@ def test_many_seeds_log_nothing_and_one_does(app, now, caplog):
     simulated(now, fails, seed=1)[0]()
     assert caplog.records
     assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_a_failure_by_pytest_is_told_too(now, pay):
+    def check(_sim):
+        with pytest.raises(KeyError):
+            pass
+
+    assert "DID NOT RAISE" in str(failure(simulated(now, pay, check)[0]))
+
+
+def test_who_swallows_a_death_is_dead_all_the_same(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def stubborn(order):
+        for number in range(2):
+            with suppress(BaseException):
+                now["sim"].effect(number)
+
+    test, seen = simulated(now, stubborn, faults=[Fault.DEATH], seeds=40)
+    test()
+    for sim in seen:
+        deaths = sim.story().count(" dies,")
+        assert sim.account.receives == deaths + 1
+        assert sim.account.deleted
+
+
+def test_a_fifo_queue_makes_no_duplicates(app, now):
+    app.conf.task_default_queue = "orders.fifo"
+
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def pay(order):
+        now["sim"].effect(order)
+
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.SECOND_DELIVERY], seeds=30)
+    test()
+    assert not any("a second time" in sim.story() for sim in seen)
+
+
+def test_a_chain_goes_on_in_each_schedule(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def step(number):
+        now["sim"].effect(number)
+        return number + 1
+
+    @simulate(seeds=50)
+    def test(sim):
+        now["sim"] = sim
+        sim.run(step.s(1) | step.s())
+        assert {1, 2} <= set(sim.effects)
+
+    test()
+
+
+def test_the_public_names_are_all_there():
+    assert dir(testing) == sorted(testing.__all__)
+    assert all(hasattr(testing, name) for name in testing.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        testing.nothing  # noqa: B018
