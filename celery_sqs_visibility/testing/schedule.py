@@ -34,13 +34,15 @@ WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})
 
 
 class Schedule:
-    """The faults of one seed, each due after so many points of the simulation.
+    """The faults of one seed, one after the other, each after so many points at which it may happen.
 
-    A fault that cannot happen at a point happens at the next one that is of its kind.
+    Attributes:
+        random: for further choices; the same numbers each time.
+        passed: how many points of runs were passed.
 
     Args:
         seed: `None`: without faults.
-        points: how many points there are without faults.
+        points: how many points of runs there are without faults.
         faults: those to choose from.
     """
 
@@ -48,20 +50,20 @@ class Schedule:
         self.random = random.Random(seed or 0)  # noqa: S311 - it is to be the same each time
         self.passed = 0
         self._next: list[tuple[Fault, int]] = []
-        if seed is None:
-            return
         kinds = [fault for fault in Fault if fault in faults]
-        for _ in range(self.random.randint(1, MOST_FAULTS)):
-            self._next.append((self.random.choice(kinds), self.random.randint(0, points)))
+        for _ in range(0 if seed is None else self.random.randint(1, MOST_FAULTS)):
+            fault = self.random.choice(kinds)
+            later = self.random.randrange(max(1, points)) if fault in IN_A_RUN else 0
+            self._next.append((fault, later))
 
     def due(self, possible: Collection[Fault]) -> Fault | None:
         """Pass a point; the fault that happens there."""
-        self.passed += 1
-        if not self._next:
+        self.passed += Fault.DEATH in possible
+        fault, later = self._next[0] if self._next else (None, 0)
+        if fault is None or fault not in possible:
             return None
-        fault, points_left = self._next[0]
-        if points_left > 0 or fault not in possible:
-            self._next[0] = fault, points_left - 1
+        if later > 0:
+            self._next[0] = fault, later - 1
             return None
         del self._next[0]
         return fault

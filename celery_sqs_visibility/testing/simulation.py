@@ -245,12 +245,12 @@ class Simulation(World):
 
     def take(self, queue: Queue) -> bool:
         """See `World`."""
-        return self._take_by(self._living(), queue)
+        return bool(self.sqs.visible(queue.url)) and self._take_by(self._living(), queue)
 
     def _living(self) -> SimulatedWorker:
-        """The worker that receives next: a new one if all are gone, or by chance."""
+        """The worker that receives next: a new one if none is idle, or by chance."""
         idle = [worker for worker in self.workers if not any(run.worker is worker for run in self._runs)]
-        if not idle or self._runs or self._schedule.random.random() < 1 / 2:
+        if not idle or self._runs or (self.steps and self._schedule.random.random() < 1 / 2):
             return self.new_worker()
         return cast("SimulatedWorker", idle[0])
 
@@ -269,7 +269,9 @@ class Simulation(World):
                 self._end_deploy(worker)
 
     def _between(self, wait: float) -> None:
-        fault = self._schedule.due(BETWEEN_RUNS)
+        # Or no task that fails for good would come back after its dead letter.
+        may_redrive = self._schedule.random.random() < 1 / 2
+        fault = self._schedule.due(BETWEEN_RUNS if may_redrive else BETWEEN_RUNS - WHEN_EMPTY)
         if fault is Fault.DELAY:
             seconds = self._schedule.random.choice(DELAYS)
             self._note(f"nobody receives the message for {_duration(seconds)}")
@@ -338,7 +340,7 @@ class Simulation(World):
     def _run_meanwhile(self, queue: Queue) -> None:
         """Let another worker receive and run the message, while the run at the point waits."""
         with self._leases_of_another():
-            self._take_by(self._living(), queue)
+            self.take(queue)
 
     @contextmanager
     def _leases_of_another(self) -> Iterator[None]:

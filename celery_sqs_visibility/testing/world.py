@@ -56,6 +56,10 @@ class MemorySQS(FakeSQS):
         """Seconds until the next hidden message of the queue is visible; infinity without any."""
         return self._queues[queue_url].next_change(self._now())
 
+    def visible(self, queue_url: str) -> int:
+        """How many messages of the queue are visible."""
+        return int(self._queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
+
     def bodies(self, queue_url: str) -> list[str]:
         """The bodies of all messages of a queue, hidden ones included."""
         return [message.body for message in self._queues[queue_url].messages]

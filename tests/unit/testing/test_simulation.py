@@ -244,6 +244,18 @@ def test_a_failure_by_pytest_is_told_too(now, pay):
     assert "DID NOT RAISE" in str(failure(simulated(now, pay, check)[0]))
 
 
+def test_a_task_that_fails_for_good_comes_back_by_a_redrive(app, now):
+    @app.task(max_retries=1, error_visibility_timeout=10)
+    def fails(_order):
+        raise ValueError
+
+    test, seen = simulated(now, fails, faults=[Fault.REDRIVE], seeds=20)
+    test()
+    redriven = [sim for sim in seen if "an operator moves the dead letters back" in sim.story()]
+    assert redriven
+    assert all(sim.account.runs == 4 for sim in redriven if sim.story().count("operator") == 1)
+
+
 def test_who_swallows_a_death_is_dead_all_the_same(app, now):
     @app.task(max_retries=5, error_visibility_timeout=10)
     def stubborn(order):
