@@ -34,9 +34,17 @@ class TurnedTime:
 
         Tasks that it publishes are run, too.
         """
-        result = self._world.send(signature)
-        self._world.work()
+        result = self.send(signature)
+        self.work()
         return self._world.accounts.so_far(result)
+
+    def send(self, signature: Any) -> Any:
+        """Publish a task, which runs when there is time to work; its result."""
+        return self._world.send(signature)
+
+    def work(self) -> None:
+        """Work until all queues are empty, whatever time that takes."""
+        self._world.work()
 
     def account(self, result: Any) -> MessageAccount:
         """The account of another task, by its result or its id."""

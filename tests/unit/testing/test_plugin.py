@@ -90,6 +90,7 @@ def test_turned_time_is_a_fixture(project):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.slow("it starts a server and workers")
 def test_a_worker_in_the_tests_process_and_one_beside_it_are_accounted_for(project):
     result = project(
         """
@@ -136,12 +137,14 @@ def test_a_worker_in_the_tests_process_and_one_beside_it_are_accounted_for(proje
     result.assert_outcomes(passed=5)
 
 
+@pytest.mark.slow("it starts a server and workers")
 def test_the_example_projects_own_tests_pass(project, pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
     pytester.makepyfile(test_workers=(EXAMPLES / "proj/tests/test_workers.py").read_text())
     pytester.runpytest_subprocess("-q", "test_workers.py", timeout=120).assert_outcomes(passed=2)
 
 
+@pytest.mark.slow("it starts a server and workers")
 def test_a_worker_survives_the_death_of_another(project):
     result = project(
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import Celery
+from celery import Celery, Task, chord
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility import ExponentialBackoff
@@ -105,6 +105,42 @@ def test_delays_with_jitter_are_the_same_each_time(app):
             hidden.append(turned.run(jittery.s()).hidden)
     assert hidden[0] == hidden[1]
     assert len(hidden[0]) == 3
+
+
+def test_tasks_of_celerys_own_class_are_retried_by_new_messages(app):
+    @app.task(bind=True, base=Task, max_retries=2)
+    def plain(task):
+        raise task.retry(countdown=100)
+
+    with turned_time() as turned:
+        account = turned.run(plain.s())
+        assert turned.passed == 200
+    assert (account.runs, account.hidden, account.deleted) == (3, [], True)
+    assert len({event.delivery.message_id for event in account.events}) == 3
+
+
+def test_results_are_in_the_apps_own_backend(app):
+    app.conf.result_backend = "cache+memory://"
+
+    @app.task
+    def add(a, b):
+        return a + b
+
+    with turned_time() as turned:
+        results = [turned.send(add.s(1, number)) for number in range(3)]
+        turned.work()
+        assert [result.get(timeout=1) for result in results] == [1, 2, 3]
+        (chord_result,) = [turned.send(chord([add.s(1, 1), add.s(2, 2)], total(app).s()))]
+        turned.work()
+        assert chord_result.get(timeout=1) == 6
+
+
+def total(app):
+    @app.task
+    def total(numbers):
+        return sum(numbers)
+
+    return total
 
 
 def test_a_request_expires_by_the_turned_clock(app):
