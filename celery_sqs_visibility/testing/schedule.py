@@ -36,6 +36,9 @@ WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})
 class Schedule:
     """The faults of one seed, one after the other, each after so many points at which it may happen.
 
+    Even seeds from 0 on are a death at one point of a run after the other, until each point had one; all
+    others are random.
+
     Attributes:
         random: for further choices; the same numbers each time.
         passed: how many points of runs were passed.
@@ -50,8 +53,14 @@ class Schedule:
         self.random = random.Random(seed or 0)  # noqa: S311 - it is to be the same each time
         self.passed = 0
         self._next: list[tuple[Fault, int]] = []
+        if seed is None:
+            return
         kinds = [fault for fault in Fault if fault in faults]
-        for _ in range(0 if seed is None else self.random.randint(1, MOST_FAULTS)):
+        at, is_random = divmod(seed, 2)
+        if Fault.DEATH in kinds and not is_random and at < points:
+            self._next = [(Fault.DEATH, at)]
+            return
+        for _ in range(self.random.randint(1, MOST_FAULTS)):
             fault = self.random.choice(kinds)
             later = self.random.randrange(max(1, points)) if fault in IN_A_RUN else 0
             self._next.append((fault, later))

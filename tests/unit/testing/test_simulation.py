@@ -109,6 +109,24 @@ def test_each_fault_happens(now, pay, fault, step):
     assert all(sim.account.deleted or fault is Fault.REDRIVE for sim in seen)
 
 
+def test_a_death_at_each_point_is_among_the_first_seeds(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def two(_order):
+        now["sim"].effect("a")
+        now["sim"].effect("b")
+
+    test, seen = simulated(now, two, seeds=10)
+    test()
+    deaths = [step.partition("dies, ")[2] for sim in seen[1::2] for step in sim.steps if " dies, " in step]
+    assert deaths == [
+        "before the effect a",
+        "after the effect a",
+        "before the effect b",
+        "after the effect b",
+        "after its run and before that is settled",
+    ]
+
+
 def test_without_faults_nothing_happens_twice(now, pay):
     test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.DELAY], seeds=20)
     test()
