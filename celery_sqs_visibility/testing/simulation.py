@@ -137,8 +137,6 @@ class Simulation(World):
         self._stack.callback(subscribe(self._tell))
         return self
 
-    # --- what a test uses ---
-
     @property
     def directory(self) -> Path:
         """An empty directory of this simulation, removed at its end."""
@@ -176,7 +174,8 @@ class Simulation(World):
             named = (name, *args, *kwargs.items()) if key is None else key(*args, **kwargs)
             return self.effect(named, partial(called, *args, **kwargs))
 
-        self.replace(owner, name, effect)
+        is_static = isinstance(inspect.getattr_static(owner, name), (classmethod, staticmethod))
+        self.replace(owner, name, staticmethod(effect) if is_static and inspect.isclass(owner) else effect)
 
     def effect(self, key: Any, do: Callable[[], T] | None = None) -> T | None:
         """Do something whose number counts; the worker may die before and after it.
@@ -213,12 +212,12 @@ class Simulation(World):
 
     def at_most_once(self) -> None:
         """Assert that no effect took place twice."""
-        twice = {key: count for key, count in Counter(map(_shown, self.effects)).items() if count > 1}
+        counts = Counter(map(repr, self.effects))
+        shown = {repr(key): _shown(key) for key in self.effects}
+        twice = {key: count for key, count in counts.items() if count > 1}
         if twice:
-            told = ", ".join(f"{key} took place {count} times" for key, count in twice.items())
+            told = ", ".join(f"{shown[key]} took place {count} times" for key, count in twice.items())
             raise AssertionError(f"expected each effect once, but {told}")
-
-    # --- the world, with faults ---
 
     def new_worker(self) -> SimulatedWorker:
         """See `World`."""
@@ -387,8 +386,6 @@ class Simulation(World):
         if fault is Fault.LOST_DELETE:
             self._note("SQS will answer the delete, and forget it")
             self.sqs.deletes_to_lose += 1
-
-    # --- the story ---
 
     def _note(self, step: str, worker: Worker | None = None) -> None:
         by = "" if worker is None else f"{worker.name}: "

@@ -224,6 +224,42 @@ def test_calls_of_others_code_are_effects(app, now):
     assert len(shop.paid) == 3
 
 
+def test_methods_of_a_class_are_effects_whatever_they_are(now):
+    class Shop:
+        @classmethod
+        def named(cls, order):
+            return cls.__name__, order
+
+        @staticmethod
+        def alone(order):
+            return order
+
+        def own(self, order):
+            return self, order
+
+    shop = Shop()
+    with Simulation(None) as sim:
+        for name in ("named", "alone", "own"):
+            sim.wrap(Shop, name, key=lambda *args, name=name: (name, args[-1]))
+        assert (shop.named(1), Shop.named(2), shop.alone(3), shop.own(4)) == (
+            ("Shop", 1),
+            ("Shop", 2),
+            3,
+            (shop, 4),
+        )
+        assert sim.effects == [("named", 1), ("named", 2), ("alone", 3), ("own", 4)]
+    assert shop.named(1) == ("Shop", 1)
+
+
+def test_long_keys_are_shown_in_part_and_told_apart():
+    sim = Simulation(None)
+    sim.effects = ["a" * 100 + "b", "a" * 100 + "c", 1, "1"]
+    sim.once()
+    sim.effects.append("a" * 100 + "c")
+    with pytest.raises(AssertionError, match=r"but a{80}\.\.\. took place 2 times"):
+        sim.once()
+
+
 def test_files_are_removed(now):
     with Simulation(0) as sim:
         (sim.directory / "database").write_text("")
