@@ -102,8 +102,10 @@ class Records:
 
     def _set(self, database: sqlite3.Connection, name: str, state: str, place: int = 0) -> None:
         database.execute(
+            # Never back from processed: whoever was taken for dead may go on, after another has finished.
             "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (object) DO UPDATE SET "
-            "state = excluded.state, touched_at = excluded.touched_at, place = max(place, excluded.place)",
+            "state = CASE state WHEN 'processed' THEN state ELSE excluded.state END, "
+            "touched_at = excluded.touched_at, place = max(place, excluded.place)",
             (name, state, self._now(), place),
         )
 

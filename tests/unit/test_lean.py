@@ -164,6 +164,27 @@ def test_nothing_of_fanout_or_remote_control_is_imported_before_it_is_used():
     assert [name for name in ours if name.endswith(parts)] == []
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import celery_sqs_visibility.worker.bootsteps, celery_sqs_visibility.serverless.handler",
+        "import celery_sqs_visibility.operate.commands",
+        "import celery_sqs_visibility as face; [getattr(face, name) for name in face.__all__]",
+    ],
+    ids=["worker", "commands", "face"],
+)
+def test_the_test_kit_is_imported_by_nobody_but_tests(code):
+    imported = python(f"{code}; import sys; print(*sys.modules)")
+    assert [name for name in imported if name.startswith("celery_sqs_visibility.testing")] == []
+
+
+def test_the_plug_in_of_pytest_imports_none_of_what_it_offers():
+    code = "import pytest, sys; before = set(sys.modules); import celery_sqs_visibility.testing.plugin"
+    added = python(f"{code}; print(*set(sys.modules) - before)")
+    room = "celery_sqs_visibility.testing"
+    assert set(added) <= {"celery_sqs_visibility", room, f"{room}.plugin"}
+
+
 def test_nothing_of_metrics_is_imported_where_nobody_gets_any():
     imported = python("import celery_sqs_visibility.operate.worker_step, sys; print(*sys.modules)")
     parts = ("operate.metrics", "prometheus_client", "opentelemetry")

@@ -1,0 +1,173 @@
+"""Accounts of messages: what became of each task's message, from the package's events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.events import DeliveryEvent, subscribe
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+
+#: How long a test waits for the end of a message, unless it says otherwise.
+END_SECONDS: Final = 30.0
+
+#: Between two looks, where events of other processes are read from a file.
+LOOK_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True)
+class LetterFacts:
+    """A dead letter that a worker sent.
+
+    Attributes:
+        reason: why the message was given up, as in the letter's attribute.
+        queue: Celery's name of the queue that the message came from.
+    """
+
+    reason: str
+    queue: str
+
+
+@dataclass
+class MessageAccount:
+    """What became of the message, or messages, of one task id.
+
+    A message that SQS itself moves to the dead-letter queue makes no event: see `TurnedTime.dead_letters`.
+
+    Attributes:
+        task_id: the task's.
+        events: all that happened to it, in order.
+    """
+
+    task_id: str
+    events: list[DeliveryEvent] = field(default_factory=list)
+
+    @property
+    def receives(self) -> int:
+        """How often workers received it."""
+        return len(self._of(events.Received))
+
+    @property
+    def runs(self) -> int:
+        """How often a run began."""
+        return len(self._of(events.Started))
+
+    @property
+    def failures(self) -> list[str]:
+        """The errors of its failed runs, as `repr` shows them."""
+        return [event.error for event in self._of(events.Failed)]
+
+    @property
+    def hidden(self) -> list[float]:
+        """Seconds for which it was hidden after each failed run, as SQS was told."""
+        return [event.seconds for event in self._of(events.Hidden)]
+
+    @property
+    def deleted(self) -> bool:
+        """Whether SQS has deleted it."""
+        return bool(self._of(events.Deleted))
+
+    @property
+    def dead_letter(self) -> LetterFacts | None:
+        """The dead letter that a worker made of it."""
+        letters = self._of(events.DeadLettered)
+        return LetterFacts(letters[-1].reason, letters[-1].delivery.queue) if letters else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left of it: it was deleted, after a success or a dead letter."""
+        last = self.events[-1] if self.events else None
+        return isinstance(last, events.Deleted)
+
+    def _of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if type(event) is kind]
+
+    def __str__(self) -> str:
+        return "\n".join(map(told, self.events)) or "nothing happened to it so far"
+
+    def __repr__(self) -> str:
+        letter = f", dead letter: {self.dead_letter.reason!r}" if self.dead_letter else ""
+        state = "deleted" if self.deleted else "not deleted"
+        return f"<account: {self.runs} runs, hidden for {self.hidden} s, {state}{letter}>"
+
+
+class Accounts:
+    """Accounts of all messages since `start`, of workers in this process and of those whose diary is read.
+
+    Any thread may ask.
+
+    Args:
+        read: reads further events of other processes; `None` where there are none.
+    """
+
+    def __init__(self, read: Callable[[], list[DeliveryEvent]] | None = None) -> None:
+        self._read = read
+        self._changed = threading.Condition()  # guards _accounts
+        self._accounts: dict[str, MessageAccount] = {}
+        self._end: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Listen to this process's events from now on."""
+        self._end = subscribe(self.hear)
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._end()
+
+    def hear(self, event: DeliveryEvent) -> None:
+        """Enter an event."""
+        task_id = event.delivery.task_id
+        if task_id is None:
+            return
+        with self._changed:
+            self._account(task_id).events.append(event)
+            self._changed.notify_all()
+
+    def so_far(self, result: Any) -> MessageAccount:
+        """The account of a task up to now, by its result or its id."""
+        self._read_others()
+        with self._changed:
+            return self._account(str(getattr(result, "id", result)))
+
+    def of(self, result: Any, timeout: float = END_SECONDS) -> MessageAccount:
+        """The account of a task, by its result or its id, once its message is deleted.
+
+        Raises:
+            TimeoutError: it was not, in so many seconds. The error tells what happened until then.
+        """
+        return self.wait(result, lambda account: account.ended, timeout)
+
+    def wait(
+        self, result: Any, until: Callable[[MessageAccount], object], timeout: float = END_SECONDS
+    ) -> MessageAccount:
+        """The account of a task, once it is as `until` says.
+
+        Raises:
+            TimeoutError: it is not, after so many seconds.
+        """
+        deadline, account = SYSTEM_CLOCK.monotonic() + timeout, self.so_far(result)
+        while not until(account):
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout:g} s for the message of {account.task_id}:\n{account}")
+            with self._changed:
+                if not until(account):
+                    self._changed.wait(LOOK_SECONDS)
+            self._read_others()
+        return account
+
+    def _account(self, task_id: str) -> MessageAccount:
+        return self._accounts.setdefault(task_id, MessageAccount(task_id))
+
+    def _read_others(self) -> None:
+        for event in self._read() if self._read else ():
+            self.hear(event)
+
+
+def told(event: DeliveryEvent) -> str:
+    """One line about an event: its name, its receive, its own facts."""
+    facts = {each.name: getattr(event, each.name) for each in fields(event) if each.name != "delivery"}
+    own = "".join(f", {name} {value!r}" for name, value in facts.items())
+    return f"{type(event).__name__} (receive {event.delivery.receive_count}{own})"

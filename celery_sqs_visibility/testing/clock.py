@@ -1,0 +1,84 @@
+"""A clock that a test turns, read by the package and by Celery in place of the machine's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone, tzinfo
+from typing import Any, Final
+
+from celery import Celery
+from celery.worker import request
+
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
+
+MISSING: Final = object()
+
+
+class TurnedClock:
+    """A `policy.clock.Clock` that begins at the machine's time, and then stands still until it is turned."""
+
+    def __init__(self) -> None:
+        self._began = self._monotonic = float(round(SYSTEM_CLOCK.monotonic()))
+        self._wall = float(round(SYSTEM_CLOCK.wall()))
+
+    def monotonic(self) -> float:
+        """See `Clock`."""
+        return self._monotonic
+
+    def wall(self) -> float:
+        """See `Clock`."""
+        return self._wall
+
+    @property
+    def passed(self) -> float:
+        """Seconds by which it was turned so far."""
+        return self._monotonic - self._began
+
+    def turn(self, seconds: float) -> None:
+        """Turn it forward."""
+        self._monotonic += seconds
+        self._wall += seconds
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside, an attribute of an object, a class or a module has another value."""
+    before = vars(owner).get(name, MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextmanager
+def reading(clock: TurnedClock) -> Iterator[None]:
+    """Inside, all of this package reads that clock, in every thread of the process."""
+
+    class Datetime(datetime):
+        """Celery's `datetime`, by which a request expires."""
+
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return datetime.fromtimestamp(clock.wall(), tz)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(SystemClock, "monotonic", staticmethod(clock.monotonic)))
+        stack.enter_context(replaced(SystemClock, "wall", staticmethod(clock.wall)))
+        stack.enter_context(replaced(request, "datetime", Datetime))
+        yield
+
+
+@contextmanager
+def reading_in_app(app: Celery, clock: TurnedClock) -> Iterator[None]:
+    """Inside, the app's ETAs count from that clock, too."""
+
+    def now() -> datetime:
+        return datetime.fromtimestamp(clock.wall(), timezone.utc).astimezone(app.timezone)
+
+    with replaced(app, "now", now):
+        yield

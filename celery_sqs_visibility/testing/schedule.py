@@ -1,0 +1,78 @@
+"""Schedules of a simulation: faults of at-least-once delivery, made from a seed."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Collection
+from typing import Final
+
+#: Most faults of one schedule.
+MOST_FAULTS: Final = 3
+
+#: Delays of a message, in seconds: within a visibility timeout, hours, longer than a day.
+DELAYS: Final = (90, 3 * 3600, 13 * 3600, 30 * 3600)
+
+
+class Fault(enum.Enum):
+    """A fault that SQS, a worker or an operator may cause at any time."""
+
+    DEATH = "the worker dies"
+    SECOND_DELIVERY = "SQS delivers the message a second time"
+    LOST_DELETE = "SQS answers the delete, and forgets it"
+    LAPSE = "the worker stands still for longer than the visibility timeout"
+    DELAY = "nobody receives the message for hours"
+    REDRIVE = "the message goes to the dead letters, and an operator moves it back"
+    DEPLOY = "a deploy ends the worker"
+
+
+#: Faults at the points of a run: before and after each effect, and before its message is settled.
+IN_A_RUN: Final = frozenset({Fault.DEATH, Fault.SECOND_DELIVERY, Fault.LAPSE, Fault.DEPLOY})
+AT_THE_END: Final = frozenset({Fault.DEATH, Fault.LOST_DELETE})
+BETWEEN_RUNS: Final = frozenset({Fault.DELAY, Fault.REDRIVE})
+WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})
+
+
+class Schedule:
+    """The faults of one seed, one after the other, each after so many points at which it may happen.
+
+    Even seeds from 0 on are a death at one point of a run after the other, until each point had one; all
+    others are random.
+
+    Attributes:
+        random: for further choices; the same numbers each time.
+        passed: how many points of runs were passed.
+
+    Args:
+        seed: `None`: without faults.
+        points: how many points of runs there are without faults.
+        faults: those to choose from.
+    """
+
+    def __init__(self, seed: int | None, points: int, faults: Collection[Fault]) -> None:
+        self.random = random.Random(seed or 0)  # noqa: S311 - it is to be the same each time
+        self.passed = 0
+        self._next: list[tuple[Fault, int]] = []
+        if seed is None:
+            return
+        kinds = [fault for fault in Fault if fault in faults]
+        at, is_random = divmod(seed, 2)
+        if Fault.DEATH in kinds and not is_random and at < points:
+            self._next = [(Fault.DEATH, at)]
+            return
+        for _ in range(self.random.randint(1, MOST_FAULTS)):
+            fault = self.random.choice(kinds)
+            later = self.random.randrange(max(1, points)) if fault in IN_A_RUN else 0
+            self._next.append((fault, later))
+
+    def due(self, possible: Collection[Fault]) -> Fault | None:
+        """Pass a point; the fault that happens there."""
+        self.passed += Fault.DEATH in possible
+        fault, later = self._next[0] if self._next else (None, 0)
+        if fault is None or fault not in possible:
+            return None
+        if later > 0:
+            self._next[0] = fault, later - 1
+            return None
+        del self._next[0]
+        return fault

@@ -1,0 +1,293 @@
+"""An SQS beside the test's process, an app's queues in it, and workers: processes, or embedded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from celery import Celery, signals
+from celery.contrib.testing.worker import start_worker
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.events import DeliveryEvent
+from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
+from celery_sqs_visibility.operate.provisioning import plan_queues
+from celery_sqs_visibility.operate.queues import Creation
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.task.exclusive import broker_context
+from celery_sqs_visibility.testing.diary import VARIABLE, Diary
+
+#: Seconds until a server answers, or a worker consumes, on a busy machine.
+START_SECONDS: Final = 60.0
+
+#: Seconds for a worker's warm shutdown.
+STOP_SECONDS: Final = 30.0
+
+#: Between two looks at a process.
+LOOK_SECONDS: Final = 0.02
+
+
+class LocalSQS:
+    """`celery sqs local` as a process, on a free port. It has S3, SNS and DynamoDB, too.
+
+    Attributes:
+        environment: the variables by which a process finds it.
+    """
+
+    def __init__(self) -> None:
+        self.environment: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """The endpoint."""
+        return self.environment["AWS_ENDPOINT_URL"]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers.
+
+        Raises:
+            RuntimeError: it does not start; the error has what it printed.
+        """
+        command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json"]
+        self._process = process = subprocess.Popen(  # noqa: S603 - our own command
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        timer = threading.Timer(START_SECONDS, process.kill)
+        timer.start()
+        printed = []
+        try:
+            for line in process.stdout or ():
+                printed.append(line)
+                if line.startswith('{"endpoint"'):
+                    self.environment = json.loads(line)["environment"]
+                    return
+        finally:
+            timer.cancel()
+        self.stop()
+        raise RuntimeError(f"`celery sqs local` does not start:\n{''.join(printed)}")
+
+    def stop(self) -> None:
+        """End it. Harmless if that was done."""
+        if self._process is not None:
+            end_process(self._process, START_SECONDS)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
+
+
+class AppQueues:
+    """The queues of apps, made as `celery sqs queues create` makes them, and deleted afterwards."""
+
+    def __init__(self) -> None:
+        self._made: list[Queue] = []
+
+    def create(self, app: Celery[Any]) -> list[Queue]:
+        """Make the app's queues, with dead-letter queues and redrive policies; those that workers consume.
+
+        Raises:
+            ImproperlyConfigured: the app's broker is not SQS.
+        """
+        app.loader.import_default_modules()
+        app.finalize()
+        context = broker_context(app)
+        if context is None:
+            raise ImproperlyConfigured("expected an app with broker_transport = 'celery_sqs_visibility'")
+        names = queue_names(app, context.options)
+        plans = plan_queues(names, context.options, max_retries_by_queue(app))
+        Creation(context.queues.sqs).run(plans)
+        self._made += [context.queues.find(plan.name) for plan in plans]
+        return [context.queues.find(name) for name in names]
+
+    def delete(self) -> None:
+        """Delete all of them, with their messages."""
+        for queue in self._made:
+            with suppress(SQSError):
+                queue.sqs.delete_queue(queue.url)
+        self._made.clear()
+
+
+class WorkerProcess:
+    """`celery -A PROJECT worker`, with one process in its pool.
+
+    Args:
+        project: the value of `-A`.
+        directory: takes its log and its diary.
+        name: of the files in it, and of the node.
+        options: further options of the command, as `["--concurrency=4"]`.
+        environment: further variables.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        directory: Path,
+        name: str,
+        options: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.diary = Diary(directory / f"{name}.jsonl")
+        self.log_path = directory / f"{name}.log"
+        self._command = [sys.executable, "-m", "celery", "-A", project, "worker", "-n", f"{name}@%h"]
+        self._command += ["-I", "celery_sqs_visibility.testing.diary", "-l", "INFO", "-c", "1", *options]
+        self._environment = {**os.environ, VARIABLE: str(self.diary.path), **(environment or {})}
+        self._events: list[DeliveryEvent] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it consumes.
+
+        Raises:
+            RuntimeError: it has exited instead; the error has its log.
+            TimeoutError: it does not.
+        """
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own project
+                self._command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+        deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the worker has exited:\n{self.log}")
+            if SYSTEM_CLOCK.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"the worker does not consume after {START_SECONDS:g} s:\n{self.log}")
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(LOOK_SECONDS)
+
+    @property
+    def log(self) -> str:
+        """The text that it has printed."""
+        return self.log_path.read_text(errors="replace")
+
+    def read(self) -> list[DeliveryEvent]:
+        """Its events since the last call."""
+        events, self._events = self._events + self.diary.read(), []
+        return events
+
+    def stop(self) -> None:
+        """End it as a deploy does, by SIGTERM; a worker that takes too long is killed."""
+        if self._process is not None:
+            end_process(self._process, STOP_SECONDS)
+
+    def kill(self) -> None:
+        """Kill it and its pool, as a lost machine."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _is_ready(self) -> bool:
+        self._events += self.diary.read()
+        return self.diary.is_ready
+
+
+class Workers:
+    """The workers of a test, which end with it.
+
+    Args:
+        queues: makes an app's queues.
+        directory: takes logs and diaries.
+    """
+
+    def __init__(self, queues: AppQueues, directory: Path) -> None:
+        self._queues = queues
+        self._directory = directory
+        self._stack = ExitStack()
+        self._processes: list[WorkerProcess] = []
+
+    def __call__(self, app: Celery[Any], *, pool: str = "solo", **options: Any) -> Any:
+        """Start a worker of the app in a thread of this process, with the app's queues.
+
+        Args:
+            app: becomes the current app, as with Celery's own `start_worker`.
+            pool: one without processes.
+            options: further arguments of Celery's `start_worker`.
+        """
+        self._queues.create(app)
+        options = {"perform_ping_check": False, "shutdown_timeout": STOP_SECONDS, **options}
+        self._stack.enter_context(_logging_untouched())
+        return self._stack.enter_context(start_worker(app, pool=pool, **options))
+
+    def process(
+        self, project: str, *options: str, app: Celery[Any], env: Mapping[str, str] | None = None
+    ) -> WorkerProcess:
+        """Start a worker process, with the app's queues.
+
+        Args:
+            project: the value of `-A`, importable in the current directory or by PYTHONPATH.
+            options: further options of `celery worker`.
+            app: the project's app in this process.
+            env: further environment variables.
+        """
+        self._queues.create(app)
+        name = f"worker-{len(self._processes) + 1}"
+        worker = WorkerProcess(project, self._directory, name, options, env)
+        self._processes.append(worker)
+        self._stack.callback(worker.stop)
+        worker.start()
+        return worker
+
+    def read(self) -> list[DeliveryEvent]:
+        """The events of worker processes since the last call."""
+        return [event for worker in self._processes for event in worker.read()]
+
+    def stop(self) -> None:
+        """End all workers, in order."""
+        self._stack.close()
+
+
+def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
+    """End a process by SIGTERM, and its group by SIGKILL if that takes too long."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@contextmanager
+def _logging_untouched() -> Iterator[None]:
+    """Inside, a Celery worker leaves logging as the test has it."""
+    leave: Callable[..., None] = partial(_do_nothing)
+    signals.setup_logging.connect(leave, weak=False)
+    try:
+        yield
+    finally:
+        signals.setup_logging.disconnect(leave)
+
+
+def _do_nothing(**_: Any) -> None:
+    """Celery sets logging up only where nobody hears its signal."""
+
+
+@contextmanager
+def variables(environment: Mapping[str, str]) -> Iterator[None]:
+    """Inside, this process has these environment variables."""
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,528 @@
+"""Simulation of at-least-once delivery: a task under seeded schedules of faults, in memory.
+
+The package's own code receives, runs, settles, retries, extends and keeps the keys of exclusive tasks; the
+schedule decides what happens around it. All of it is one thread: where two runs overlap, the second runs
+from its begin to its end inside a point of the first.
+
+A death is a `SystemExit` that is raised at a point. What the task does then in `except` and `finally` is
+suppressed at the next point, as a dead process does nothing; code there that is no effect is executed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
+
+from celery.exceptions import WorkerTerminate
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.settlements import Delete, Settlement
+from celery_sqs_visibility.events import DeliveryEvent, subscribe
+from celery_sqs_visibility.testing.account import MessageAccount
+from celery_sqs_visibility.testing.clock import replaced
+from celery_sqs_visibility.testing.schedule import (
+    AT_THE_END,
+    BETWEEN_RUNS,
+    DELAYS,
+    IN_A_RUN,
+    WHEN_EMPTY,
+    Fault,
+    Schedule,
+)
+from celery_sqs_visibility.testing.worker import Worker
+from celery_sqs_visibility.testing.world import World
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+#: Replays one seed, in all simulations of the process.
+SEED_VARIABLE: Final = "SQS_SIMULATION_SEED"
+
+DEFAULT_SEEDS: Final = 200
+
+#: Files are in memory, where the machine has such a directory: hundreds of databases are made and removed.
+MEMORY: Final = "/dev/shm"  # noqa: S108 - the directories in it are private
+
+#: Longest key in a line of the schedule.
+SHOWN_CHARACTERS: Final = 80
+
+
+class SimulationFailedError(AssertionError):
+    """A simulation in which a check did not hold. Its text has the seed and the schedule.
+
+    Attributes:
+        seed: of the schedule; `None`: it failed without a fault.
+    """
+
+    def __init__(self, text: str, seed: int | None) -> None:
+        super().__init__(text)
+        self.seed = seed
+
+
+class WorkerDiedError(WorkerTerminate):
+    """The process of a simulated worker is gone: no run of it goes on."""
+
+    def __init__(self, worker: SimulatedWorker) -> None:
+        super().__init__(0)
+        self.worker = worker
+
+
+class SimulatedWorker(Worker):
+    """A worker whose settlements are points of the simulation."""
+
+    before_settlement: Callable[[SimulatedWorker, Delivery, Settlement], None]
+    #: The delivery whose task it runs.
+    running: Delivery | None = None
+
+    def start(self, delivery: Delivery) -> bool:
+        """See `model.Holder`."""
+        self.running = delivery
+        return super().start(delivery)
+
+    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """See `model.Holder`."""
+        if not self.dead and delivery.held:
+            self.before_settlement(self, delivery, settlement)
+        return super().settle(delivery, settlement)
+
+
+@dataclass
+class Run:
+    """A message that a worker receives, until it is settled.
+
+    Attributes:
+        left: how many points its run may still pass in a shutdown; `None`: there is none.
+    """
+
+    worker: SimulatedWorker
+    left: int | None = None
+
+
+class Simulation(World):
+    """One simulation: a world with a schedule of faults.
+
+    Attributes:
+        seed: of the schedule; `None` in the run without faults, which counts the points.
+        steps: what has happened so far, a line each.
+        effects: the keys of all effects, in their order.
+        directory: an empty directory, removed afterwards.
+    """
+
+    def __init__(self, seed: int | None, points: int = 0, faults: Collection[Fault] = tuple(Fault)) -> None:
+        super().__init__(seed or 0)
+        self.seed = seed
+        self.steps: list[str] = []
+        self.effects: list[Any] = []
+        self._schedule = Schedule(seed, points, faults)
+        self._runs: list[Run] = []
+        self._directory: TemporaryDirectory[str] | None = None
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self._stack.callback(subscribe(self._tell))
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """An empty directory of this simulation, removed at its end."""
+        if self._directory is None:
+            memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+            self._directory = TemporaryDirectory(prefix="simulation-", dir=memory)
+            self._stack.callback(self._directory.cleanup)
+        return Path(self._directory.name)
+
+    @property
+    def points(self) -> int:
+        """How many points were passed so far."""
+        return self._schedule.passed
+
+    def now(self) -> float:
+        """The simulation's time, in seconds since the epoch: for the code under test."""
+        return self.clock.wall()
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Give an attribute of an object, a class or a module another value until the simulation's end."""
+        self._stack.enter_context(replaced(owner, name, value))
+
+    def wrap(self, owner: Any, name: str, key: Callable[..., Any] | None = None) -> None:
+        """Make each call of a function or method, an attribute of `owner`, an effect until the end.
+
+        Args:
+            owner: an object, a class or a module.
+            name: of the attribute.
+            key: makes the effect's key of the call's arguments; `None`: it is the name with the arguments.
+        """
+        called = getattr(owner, name)
+
+        @wraps(called)
+        def effect(*args: Any, **kwargs: Any) -> Any:
+            named = (name, *args, *kwargs.items()) if key is None else key(*args, **kwargs)
+            return self.effect(named, partial(called, *args, **kwargs))
+
+        is_static = isinstance(inspect.getattr_static(owner, name), (classmethod, staticmethod))
+        self.replace(owner, name, staticmethod(effect) if is_static and inspect.isclass(owner) else effect)
+
+    def effect(self, key: Any, do: Callable[[], T] | None = None) -> T | None:
+        """Do something whose number counts; the worker may die before and after it.
+
+        Args:
+            key: names it among others.
+            do: does it; `None`: to record it is all. Its result is returned; after an exception it is not
+                recorded.
+        """
+        shown = _shown(key)
+        self._point(f"before the effect {shown}")
+        result = None if do is None else do()
+        self.effects.append(key)
+        self._note(f"effect {shown}", self._runs[-1].worker if self._runs else None)
+        self._point(f"after the effect {shown}")
+        return result
+
+    def run(self, *signatures: Any) -> MessageAccount:
+        """Publish tasks, let the schedule happen, and work until all queues are empty.
+
+        Returns:
+            The account of the first task.
+        """
+        results = [self.send(signature) for signature in signatures]
+        self.work()
+        return self.accounts.so_far(results[0])
+
+    def once(self, *keys: Any) -> None:
+        """Assert that each effect took place once, and those of these keys did."""
+        self.at_most_once()
+        missing = [key for key in keys if key not in self.effects]
+        if missing:
+            raise AssertionError(f"expected each effect once, and none of {_shown(missing)} took place")
+
+    def at_most_once(self) -> None:
+        """Assert that no effect took place twice."""
+        counts = Counter(map(repr, self.effects))
+        shown = {repr(key): _shown(key) for key in self.effects}
+        twice = {key: count for key, count in counts.items() if count > 1}
+        if twice:
+            told = ", ".join(f"{shown[key]} took place {count} times" for key, count in twice.items())
+            raise AssertionError(f"expected each effect once, but {told}")
+
+    def new_worker(self) -> SimulatedWorker:
+        """See `World`."""
+        worker = cast("SimulatedWorker", super().new_worker())
+        worker.before_settlement = self._before_settlement
+        return worker
+
+    def _make_worker(self, *args: Any) -> Worker:
+        return SimulatedWorker(*args)
+
+    def work_once(self) -> bool:
+        """See `World`. Faults between runs come first; a redrive at last, if there are dead letters."""
+        wait = self._next_message()
+        has_messages = any(self.sqs.bodies(queue.url) for queue in self.queues)
+        if has_messages:
+            self._between(wait)
+        if super().work_once():
+            return True
+        letters = any(self.sqs.bodies(letters.url) for letters in self._letter_queues())
+        if letters and self._schedule.due(WHEN_EMPTY) is not None:
+            self._note("an operator moves the dead letters back")
+            return bool(self.redrive())
+        return False
+
+    def take(self, queue: Queue) -> bool:
+        """See `World`."""
+        return bool(self.sqs.visible(queue.url)) and self._take_by(self._living(), queue)
+
+    def _living(self) -> SimulatedWorker:
+        """The worker that receives next: a new one if none is idle, or by chance."""
+        idle = [worker for worker in self.workers if not any(run.worker is worker for run in self._runs)]
+        if not idle or self._runs or (self.steps and self._schedule.random.random() < 1 / 2):
+            return self.new_worker()
+        return cast("SimulatedWorker", idle[0])
+
+    def _take_by(self, worker: SimulatedWorker, queue: Queue) -> bool:
+        run = Run(worker)
+        self._runs.append(run)
+        try:
+            return worker.take(queue)
+        except WorkerDiedError as death:
+            if death.worker is not worker:
+                raise
+            return True
+        finally:
+            self._runs.pop()
+            if run.left is not None:
+                self._end_deploy(worker)
+
+    def _between(self, wait: float) -> None:
+        # Or no task that fails for good would come back after its dead letter.
+        may_redrive = self._schedule.random.random() < 1 / 2
+        fault = self._schedule.due(BETWEEN_RUNS if may_redrive else BETWEEN_RUNS - WHEN_EMPTY)
+        if fault is Fault.DELAY:
+            seconds = self._schedule.random.choice(DELAYS)
+            self._note(f"nobody receives the message for {_duration(seconds)}")
+            self.pass_time(seconds)
+        elif fault is Fault.REDRIVE:
+            self.pass_time(wait if 0 < wait < float("inf") else 0.0)
+            self._redrive_unrun()
+
+    def _redrive_unrun(self) -> None:
+        """Use up the receives of all visible messages, and move the dead letters back."""
+        at_once = ReceiveOptions(0)
+        for queue in self.queues:
+            if self._context.redrive.peek(queue) is None:
+                continue
+            while self.sqs.receive(queue.url, 10, 0, at_once):
+                pass
+        if self.redrive():
+            self._note("SQS moves the message to the dead letters, and an operator moves it back")
+
+    def _point(self, where: str) -> None:
+        """Pass a point of a run, where a fault may happen."""
+        if not self._runs:
+            return
+        run = self._runs[-1]
+        self._refuse_dead(run)
+        if run.left is not None:
+            run.left -= 1
+            if run.left < 0:
+                self._hand_back(run, where)
+        fault = self._schedule.due(IN_A_RUN)
+        if fault is not None:
+            self._happen(fault, run, where)
+
+    def _refuse_dead(self, run: Run) -> None:
+        if run.worker.dead:
+            raise WorkerDiedError(run.worker)
+
+    def _happen(self, fault: Fault, run: Run, where: str) -> None:
+        worker, delivery = run.worker, run.worker.running
+        if delivery is None:
+            return
+        delivery, queue = delivery.current, delivery.queue
+        match fault:
+            case Fault.DEATH:
+                self._die(worker, where)
+            case Fault.SECOND_DELIVERY if not queue.fifo:
+                self._note(f"SQS delivers the message a second time, {where}")
+                self.sqs.change_visibility(queue.url, [(delivery.handle, 0)])
+                self._run_meanwhile(queue)
+            case Fault.LAPSE:
+                seconds = worker.options.for_queue(queue.name).visibility_timeout + 1
+                self._note(f"{worker.name} stands still for {_duration(seconds)}, {where}")
+                worker.frozen = True
+                self.pass_time(seconds)
+                self._run_meanwhile(queue)
+                worker.frozen = False
+                self._note(f"{worker.name} goes on")
+                worker.send_all()
+            case Fault.DEPLOY:
+                run.left = self._schedule.random.randint(0, 2)
+                self._note(f"{worker.name} gets SIGTERM, {where}")
+                self._leases.stop()
+            case _:
+                pass
+
+    def _run_meanwhile(self, queue: Queue) -> None:
+        """Let another worker receive and run the message, while the run at the point waits."""
+        with self._leases_of_another():
+            self.take(queue)
+
+    @contextmanager
+    def _leases_of_another(self) -> Iterator[None]:
+        stopping = self._leases.stopping
+        self._leases.stop(stopping=False)
+        try:
+            yield
+        finally:
+            self._leases.stop(stopping=stopping)
+
+    def _die(self, worker: SimulatedWorker, where: str) -> None:
+        self._note(f"{worker.name} dies, {where}")
+        self._remove(worker)
+        raise WorkerDiedError(worker)
+
+    def _hand_back(self, run: Run, where: str) -> None:
+        worker = run.worker
+        self._note(f"{worker.name} hands the message back and ends, {where}: its time is over")
+        if worker.running is not None:
+            worker.hand_back(worker.running.current)
+        self._remove(worker)
+        raise WorkerDiedError(worker)
+
+    def _end_deploy(self, worker: SimulatedWorker) -> None:
+        self._leases.stop(stopping=False)
+        if not worker.dead:
+            self._note(f"{worker.name} ends in order")
+            self._remove(worker)
+
+    def _remove(self, worker: Worker) -> None:
+        worker.die()
+        self.workers.remove(worker)
+
+    def _before_settlement(self, worker: SimulatedWorker, delivery: Delivery, settlement: Settlement) -> None:
+        """The run has ended, and its end is not told yet."""
+        if delivery is not worker.running and delivery.current is not worker.running:
+            return
+        if not self._runs or self._runs[-1].left is not None:
+            return
+        fault = self._schedule.due(AT_THE_END if isinstance(settlement, Delete) else {Fault.DEATH})
+        worker.running = None
+        if fault is Fault.DEATH:
+            self._die(worker, "after its run and before that is settled")
+        if fault is Fault.LOST_DELETE:
+            self._note("SQS will answer the delete, and forget it")
+            self.sqs.deletes_to_lose += 1
+
+    def _note(self, step: str, worker: Worker | None = None) -> None:
+        by = "" if worker is None else f"{worker.name}: "
+        self.steps.append(f"{'  ' * max(0, len(self._runs) - 1)}{self.clock.passed:>9,.0f} s  {by}{step}")
+
+    def _tell(self, event: DeliveryEvent) -> None:
+        worker = self._runs[-1].worker if self._runs else None
+        count = event.delivery.receive_count
+        match event:
+            case events.Received():
+                self._note(f"receives the message of {event.delivery.task}, receive {count}", worker)
+            case events.Failed(error=error, last=last):
+                self._note(f"the run fails{' for good' if last else ''}: {_shown(error)}", worker)
+            case events.Hidden(seconds=seconds):
+                self._note(f"hides the message for {_duration(seconds)}", worker)
+            case events.DeadLettered(reason=reason):
+                self._note(f"sends a dead letter: {reason}", worker)
+            case events.Deleted():
+                self._note("deletes the message", worker)
+            case events.Released():
+                self._note("gives the message back", worker)
+            case events.Lost(reason=reason):
+                self._note(f"has lost the message: {reason}", worker)
+            case events.FinishedBefore():
+                self._note("knows that the message is done", worker)
+            case _:
+                pass
+
+    def story(self) -> str:
+        """All steps so far, a line each."""
+        return "\n".join(self.steps)
+
+
+Test = Callable[..., object]
+SimulatedTest = Callable[..., None]
+
+
+@overload
+def simulate(test: Test) -> SimulatedTest: ...
+@overload
+def simulate(
+    *, seeds: int = ..., seed: int | None = ..., faults: Collection[Fault] = ...
+) -> Callable[[Test], SimulatedTest]: ...
+def simulate(
+    test: Test | None = None,
+    *,
+    seeds: int = DEFAULT_SEEDS,
+    seed: int | None = None,
+    faults: Collection[Fault] = tuple(Fault),
+) -> SimulatedTest | Callable[[Test], SimulatedTest]:
+    """Run a test once without faults, and then under the schedule of each seed.
+
+    The test has a parameter `sim`, the `Simulation`: it makes its state anew, runs tasks by `sim.run`, and
+    asserts what must hold. Fixtures are made once for all seeds.
+
+    Args:
+        test: without arguments the decorator needs no parentheses.
+        seeds: how many: 0, 1, 2 ...
+        seed: this one alone, to replay a failure; so does the variable `SQS_SIMULATION_SEED`.
+        faults: those that may happen.
+
+    Raises:
+        SimulationFailedError: the test failed; its text has the seed and the steps.
+        TypeError: the test has no parameter `sim`.
+    """
+    if test is None:
+        return partial(_under_seeds, seeds=seeds, seed=seed, faults=faults)
+    return _under_seeds(test, seeds, seed, faults)
+
+
+def _under_seeds(test: Test, seeds: int, seed: int | None, faults: Collection[Fault]) -> SimulatedTest:
+    signature = inspect.signature(test)
+    if "sim" not in signature.parameters:
+        raise TypeError(f"expected a test with a parameter 'sim', got {test.__name__}{signature}")
+
+    @wraps(test)
+    def under_seeds(*args: Any, **kwargs: Any) -> None:
+        chosen, bound = _chosen(seeds, seed), partial(test, *args, **kwargs)
+        with _silent() if len(chosen) > 1 else nullcontext():
+            points = _run_one(bound, Simulation(None))
+            for each in chosen:
+                _run_one(bound, Simulation(each, points, faults))
+
+    left = [each for each in signature.parameters.values() if each.name != "sim"]
+    vars(under_seeds)["__signature__"] = signature.replace(parameters=left)
+    return under_seeds
+
+
+def _chosen(seeds: int, seed: int | None) -> Collection[int]:
+    if seed is None and (given := os.environ.get(SEED_VARIABLE)):
+        seed = int(given)
+    return range(seeds) if seed is None else [seed]
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, nothing is logged: hundreds of runs would hide the one that fails. A replay logs."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _run_one(test: Test, sim: Simulation) -> int:
+    """Run one simulation; its number of points."""
+    try:
+        with sim:
+            test(sim=sim)
+    except BaseException as error:
+        if not isinstance(error, (Exception, *_failures_of_pytest())):
+            raise
+        raise SimulationFailedError(_failure(sim, error), sim.seed) from error
+    return sim.points
+
+
+def _failures_of_pytest() -> list[type[BaseException]]:
+    """What `pytest.fail` raises, which is no `Exception`; empty without pytest."""
+    pytest = sys.modules.get("pytest")
+    return [] if pytest is None else [pytest.fail.Exception]
+
+
+def _failure(sim: Simulation, error: BaseException) -> str:
+    seed = sim.seed
+    said = str(error).split("\n", 1)[0] or repr(error)
+    under = "without a fault" if seed is None else f"under the schedule of seed {seed}"
+    lines = [f"{said}\n\nIt failed {under}:", *sim.steps]
+    if seed is not None:
+        lines.append(f"Replay it with @simulate(seed={seed}), or {SEED_VARIABLE}={seed} in the environment.")
+    return "\n".join(lines)
+
+
+def _shown(key: Any) -> str:
+    text = key if isinstance(key, str) else repr(key)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 3600:g} h" if seconds >= 3600 and seconds % 3600 == 0 else f"{seconds:g} s"  # noqa: PLR2004

@@ -1,0 +1,253 @@
+"""An app's queues in memory, on a clock that is turned, and workers that one thread drives."""
+
+from __future__ import annotations
+
+import math
+import random
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from celery import Celery
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.delivery.lease_table import open_lease_table
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
+from celery_sqs_visibility.operate.provisioning import plan_queues
+from celery_sqs_visibility.operate.queues import Creation
+from celery_sqs_visibility.stores.guarded import GuardedStore
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.stores.port import ExclusiveStore
+from celery_sqs_visibility.task.settings import refuse_on_other_tasks
+from celery_sqs_visibility.testing.account import Accounts
+from celery_sqs_visibility.testing.clock import TurnedClock, reading, reading_in_app, replaced
+from celery_sqs_visibility.testing.worker import Worker
+from celery_sqs_visibility.transport import broker_clients, broker_context
+from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.transport import Transport
+from celery_sqs_visibility.worker.bound_tasks import take_events
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+#: A message that was received so often is taken for one that never ends.
+MOST_RECEIVES: Final = 1000
+
+#: All that a message has.
+EVERYTHING: Final = ReceiveOptions(0, ("All",), ("All",))
+
+
+class MemorySQS(FakeSQS):
+    """A fake SQS that tells when a message becomes visible, and can forget a delete.
+
+    Attributes:
+        deletes_to_lose: how many of the next deletions are answered yes, and not carried out.
+    """
+
+    deletes_to_lose = 0
+
+    def next_change(self, queue_url: str) -> float:
+        """Seconds until the next hidden message of the queue is visible; infinity without any."""
+        return self._queues[queue_url].next_change(self._now())
+
+    def visible(self, queue_url: str) -> int:
+        """How many messages of the queue are visible."""
+        return int(self._queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
+
+    def bodies(self, queue_url: str) -> list[str]:
+        """The bodies of all messages of a queue, hidden ones included."""
+        return [message.body for message in self._queues[queue_url].messages]
+
+    def delete(self, queue_url: str, handles: Any) -> BatchResult:
+        """See `port.SQS`."""
+        if self.deletes_to_lose > 0:
+            self.deletes_to_lose -= 1
+            return BatchResult({})
+        return super().delete(queue_url, handles)
+
+
+class World:
+    """SQS in memory with the queues of one app, and at least one worker. Inside the block, one thread.
+
+    The app's own publications go there, too. Its other settings are its own, the result backend included.
+
+    Attributes:
+        clock: stands still but for `pass_time` and waits for messages.
+        accounts: of all messages.
+        sqs: the queues' SQS.
+        workers: the live ones.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.clock = TurnedClock()
+        self.accounts = Accounts()
+        self.sqs = MemorySQS(self.clock)
+        self.workers: list[Worker] = []
+        self._seed = seed
+        self._app: Celery[Any] | None = None
+        self._stack = ExitStack()
+        self._store: ExclusiveStore = MemoryStore(self.clock)
+        self._objects = FakeObjectStore()
+        self._made = 0
+
+    def __enter__(self) -> Self:
+        # Delays with jitter are the same each time.
+        self._stack.callback(random.setstate, random.getstate())
+        random.seed(self._seed)
+        self._stack.enter_context(reading(self.clock))
+        self.accounts.start()
+        self._stack.callback(self.accounts.stop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.die()
+        self._stack.close()
+
+    def open(self, app: Celery[Any]) -> None:
+        """Make the app's queues, with redrive policies; its publications come here from now on.
+
+        Raises:
+            ImproperlyConfigured: its broker is not SQS, or this world has another app.
+        """
+        if self._app is not None:
+            if self._app is not app:
+                raise ImproperlyConfigured("expected tasks of one app, got those of two")
+            return
+        app.loader.import_default_modules()
+        app.finalize()
+        self._broker, self._options = _settings_of(app)
+        self._app = app
+        self._leases = open_lease_table()
+        enter = self._stack.enter_context
+        enter(reading_in_app(app, self.clock))
+        enter(replaced(broker_clients, "shared_sqs", lambda _settings: self.sqs))
+        enter(replaced(broker_context, "payloads_of", self._payloads_of))
+        refuse_on_other_tasks(app.tasks.values())
+        self._context = self._new_context("producer")
+        enter(replaced(Transport, "context", property(lambda _connection: self._context)))
+        names = queue_names(app, self._options)
+        Creation(self.sqs).run(plan_queues(names, self._options, max_retries_by_queue(app)))
+        self.queues = [self._context.queues.find(name) for name in names]
+        for queue in self.queues:
+            self._context.redrive.get(queue, self.clock.monotonic())
+        self.new_worker()
+
+    def new_worker(self) -> Worker:
+        """Start another worker: a process of its own, which remembers nothing."""
+        if self._app is None:
+            raise RuntimeError("no app is known before the first task is sent")
+        self._made += 1
+        context = self._new_context(f"worker {self._made}")
+        worker = self._make_worker(self._app, context, self.clock, self._leases, self.pass_time)
+        self.workers.append(worker)
+        return worker
+
+    def _make_worker(self, *args: Any) -> Worker:
+        return Worker(*args)
+
+    def send(self, signature: Any) -> Any:
+        """Publish a task; its result."""
+        self.open(signature.app)
+        return signature.apply_async()
+
+    def work(self) -> None:
+        """Let the workers work until no message is left but dead letters; the clock is turned as needed.
+
+        Raises:
+            AssertionError: a message still comes back after 1,000 receives.
+        """
+        for _ in range(MOST_RECEIVES):
+            if not self.work_once():
+                return
+        raise AssertionError(f"a message still comes back after {MOST_RECEIVES} receives")
+
+    def work_once(self) -> bool:
+        """Take the next message, after its time has come; whether there was one."""
+        while (wait := self._next_message()) < math.inf:
+            if wait > 0:
+                self.pass_time(wait)
+            if any(self.take(queue) for queue in self.queues):
+                return True
+        return any(self.take(queue) for queue in self.queues)
+
+    def take(self, queue: Queue) -> bool:
+        """Let a worker take a message; whether there was one."""
+        return self.workers[0].take(queue)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass; workers extend what they hold."""
+        until = self.clock.monotonic() + seconds
+        while True:
+            beats = [beat for worker in self.workers if (beat := worker.next_beat()) is not None]
+            now, beat = self.clock.monotonic(), min(beats, default=math.inf)
+            if beat > until:
+                self.clock.turn(until - now)
+                return
+            self.clock.turn(max(0.0, beat - now))
+            for worker in tuple(self.workers):
+                worker.send_all()
+            if min((b for w in self.workers if (b := w.next_beat()) is not None), default=math.inf) <= beat:
+                raise AssertionError("a worker's heartbeat does not get on")
+
+    def dead_letters(self) -> list[ReceivedMessage]:
+        """The messages of all dead-letter queues, with their attributes."""
+        return [
+            message
+            for letters in self._letter_queues()
+            for message in letters.sqs.receive(letters.url, 10, 0, EVERYTHING)
+        ]
+
+    def redrive(self) -> int:
+        """Move all dead letters back to the queues that they came from; how many there were."""
+        moved = 0
+        for queue in self.queues:
+            letters = self._context.redrive.dead_letter_queue(queue)
+            if letters is not None and (count := len(self.sqs.bodies(letters.url))):
+                self.sqs.start_move_task(letters.arn(), queue.arn())
+                moved += count
+        return moved
+
+    def _letter_queues(self) -> list[Queue]:
+        found = [self._context.redrive.dead_letter_queue(queue) for queue in self.queues]
+        return list({letters.url: letters for letters in found if letters is not None}.values())
+
+    def _next_message(self) -> float:
+        return min((self.sqs.next_change(queue.url) for queue in self.queues), default=math.inf)
+
+    def _new_context(self, name: str) -> BrokerContext:
+        context = BrokerContext(self._broker, self._options)
+        context.worker_name = name
+        if self._options.coordination_store is not None:
+            store = GuardedStore(self._store, start_thread, self.clock)
+            vars(context)["coordination_store"] = store  # a cached property
+        if self._app is not None:
+            take_events(self._app, context)
+        return context
+
+    def _payloads_of(self, _settings: Any, options: Any) -> PayloadStore | None:
+        store = options.payload_store
+        if store is None or store.bucket is None:
+            return None
+        return PayloadStore(self._objects, options.payload_threshold, store.prefix)
+
+
+def _settings_of(app: Celery[Any]) -> tuple[Any, Any]:
+    """The app's broker URL and transport options, as they are in memory."""
+    with app.connection_for_read() as connection:
+        transport = connection.transport
+        if not isinstance(transport, Transport):
+            raise ImproperlyConfigured(
+                f"expected an app on SQS, got one on {transport.driver_name!r}: set "
+                "broker_transport = 'celery_sqs_visibility'"
+            )
+        # Nothing waits for more to settle, and queues have no other addresses.
+        return transport.broker, replace(
+            transport.options, settle_window=0.0, share_requests=False, predefined_queues={}
+        )

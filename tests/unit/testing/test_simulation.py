@@ -1,0 +1,359 @@
+"""Schedules of faults: what they find out, what they leave alone, and that they are the same each time."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+
+import pytest
+
+from celery_sqs_visibility import testing
+from celery_sqs_visibility.testing import Simulation, SimulationFailedError, simulate
+from celery_sqs_visibility.testing.schedule import Fault
+from celery_sqs_visibility.testing.simulation import SEED_VARIABLE
+
+SEEDS = 80
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """The simulation that runs, for tasks."""
+    monkeypatch.delenv(SEED_VARIABLE, raising=False)
+    return {}
+
+
+@pytest.fixture
+def pay(app, now):
+    @app.task(name="pay", max_retries=5, error_visibility_timeout=10)
+    def pay(order):
+        now["sim"].effect(order)
+
+    return pay
+
+
+def simulated(now, task, check=lambda sim: None, **options):
+    """A test that runs the task once for each seed; the simulations."""
+    seen = []
+
+    @simulate(**options)
+    def test(sim):
+        now["sim"] = sim
+        seen.append(sim)
+        sim.account = sim.run(task.s("o1"))
+        check(sim)
+
+    return test, seen
+
+
+def failure(test):
+    with pytest.raises(SimulationFailedError) as raised:
+        test()
+    return raised.value
+
+
+def test_a_naive_task_is_found_out_and_the_failure_has_seed_schedule_and_replay(now, pay):
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"))
+    error = failure(test)
+    text = str(error)
+    assert error.seed == seen[-1].seed
+    assert text.startswith("expected each effect once, but o1 took place 2 times\n")
+    assert f"It failed under the schedule of seed {error.seed}:\n" in text
+    assert seen[-1].story() in text
+    assert "worker 1: effect o1" in text
+    assert text.endswith(
+        f"Replay it with @simulate(seed={error.seed}), or {SEED_VARIABLE}={error.seed} in the environment."
+    )
+
+
+def test_a_seed_replays_its_schedule(now, pay, monkeypatch):
+    first = failure(simulated(now, pay, lambda sim: sim.once("o1"))[0])
+    again = failure(simulated(now, pay, lambda sim: sim.once("o1"), seed=first.seed)[0])
+    assert str(again) == str(first)
+    monkeypatch.setenv(SEED_VARIABLE, str(first.seed))
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"))
+    assert str(failure(test)) == str(first)
+    assert [sim.seed for sim in seen] == [None, first.seed]
+
+
+def test_all_seeds_are_the_same_each_time_and_differ(now, pay):
+    stories = []
+    for _ in range(2):
+        test, seen = simulated(now, pay, seeds=SEEDS)
+        test()
+        stories.append([sim.story() for sim in seen])
+    assert stories[0] == stories[1]
+    assert len(stories[0]) == SEEDS + 1
+    assert len(set(stories[0])) > SEEDS / 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "step"),
+    [
+        (Fault.DEATH, "dies, before the effect o1"),
+        (Fault.DEATH, "dies, after the effect o1"),
+        (Fault.DEATH, "dies, after its run and before that is settled"),
+        (Fault.SECOND_DELIVERY, "SQS delivers the message a second time"),
+        (Fault.LOST_DELETE, "SQS will answer the delete, and forget it"),
+        (Fault.LAPSE, "stands still for 121 s"),
+        (Fault.DELAY, "nobody receives the message for 13 h"),
+        (Fault.REDRIVE, "an operator moves it back"),
+        (Fault.DEPLOY, "gets SIGTERM, before the effect o1"),
+        (Fault.DEPLOY, "hands the message back and ends"),
+        (Fault.DEPLOY, "ends in order"),
+    ],
+)
+def test_each_fault_happens(now, pay, fault, step):
+    test, seen = simulated(now, pay, faults=[fault], seeds=60)
+    test()
+    assert any(step in sim.story() for sim in seen)
+    assert all(sim.account.deleted or fault is Fault.REDRIVE for sim in seen)
+
+
+def test_a_death_at_each_point_is_among_the_first_seeds(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def two(_order):
+        now["sim"].effect("a")
+        now["sim"].effect("b")
+
+    test, seen = simulated(now, two, seeds=10)
+    test()
+    deaths = [step.partition("dies, ")[2] for sim in seen[1::2] for step in sim.steps if " dies, " in step]
+    assert deaths == [
+        "before the effect a",
+        "after the effect a",
+        "before the effect b",
+        "after the effect b",
+        "after its run and before that is settled",
+    ]
+
+
+def test_without_faults_nothing_happens_twice(now, pay):
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.DELAY], seeds=20)
+    test()
+    assert {tuple(sim.effects) for sim in seen} == {("o1",)}
+
+
+def test_an_idempotent_task_holds(app, now):
+    paid = {}
+
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def pay(order):
+        now["sim"].effect("pay", lambda: paid.setdefault(order, 100))
+
+    def check(sim):
+        assert paid == {"o1": 100}
+        paid.clear()
+
+    simulated(now, pay, check)[0]()
+
+
+def test_an_exclusive_task_runs_once_at_a_time_and_not_again_after_its_success(app, now):
+    """But for a run that outlives its lease, and a death between the effect and the end."""
+
+    @app.task(max_retries=5, error_visibility_timeout=10, exclusive=lambda args, _: args[0])
+    def pay(order):
+        now["sim"].effect(order)
+
+    faults = [Fault.SECOND_DELIVERY, Fault.LOST_DELETE, Fault.REDRIVE]
+    simulated(now, pay, lambda sim: sim.once("o1"), faults=faults)[0]()
+    assert failure(simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.DEATH])[0])
+
+
+def test_a_dead_worker_does_nothing_more(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def clean(order):
+        try:
+            now["sim"].effect("work")
+        finally:
+            now["sim"].effect("clean up")
+
+    test, seen = simulated(now, clean, faults=[Fault.DEATH], seeds=40)
+    test()
+    stories = {sim.story(): sim.effects for sim in seen}
+    once = [effects for story, effects in stories.items() if story.count(" dies,") == 1]
+    after_work = [effects for story, effects in stories.items() if "dies, after the effect work" in story]
+    assert ["work", "work", "clean up"] in after_work
+    assert all(effects.count("clean up") <= 2 and effects[-1] == "clean up" for effects in once)
+
+
+def test_a_task_that_heeds_a_shutdown_sees_it(app, now):
+    @app.task(bind=True, max_retries=None, error_visibility_timeout=10)
+    def steps(task, _order):
+        for number in range(3):
+            now["sim"].effect(number)
+            if task.visibility.stopping:
+                task.visibility.release()
+
+    test, seen = simulated(now, steps, faults=[Fault.DEPLOY], seeds=40)
+    test()
+    assert any("gives the message back" in sim.story() and "ends in order" in sim.story() for sim in seen)
+
+
+def test_a_failure_without_a_fault_says_so(now, pay):
+    test, seen = simulated(now, pay, lambda sim: sim.once("another"))
+    text = str(failure(test))
+    assert "none of ['another'] took place" in text
+    assert "It failed without a fault:" in text
+    assert "Replay" not in text
+    assert len(seen) == 1
+
+
+def test_calls_of_others_code_are_effects(app, now):
+    class Shop:
+        paid = ()
+
+        def pay(self, order, *, cents):
+            self.paid += ((order, cents),)
+            return "receipt"
+
+    shop = Shop()
+
+    @app.task
+    def pay(order):
+        assert shop.pay(order, cents=5) == "receipt"
+
+    with Simulation(None) as sim:
+        sim.wrap(shop, "pay")
+        sim.run(pay.s("o1"), pay.s("o2"))
+        assert sim.effects == [("pay", "o1", ("cents", 5)), ("pay", "o2", ("cents", 5))]
+        sim.once()
+        sim.wrap(shop, "pay", key=lambda order, **_: order)
+        sim.run(pay.s("o3"))
+        assert sim.effects[2:] == [("pay", "o3", ("cents", 5)), "o3"]
+    assert "pay" not in vars(shop)
+    assert len(shop.paid) == 3
+
+
+def test_methods_of_a_class_are_effects_whatever_they_are(now):
+    class Shop:
+        @classmethod
+        def named(cls, order):
+            return cls.__name__, order
+
+        @staticmethod
+        def alone(order):
+            return order
+
+        def own(self, order):
+            return self, order
+
+    shop = Shop()
+    with Simulation(None) as sim:
+        for name in ("named", "alone", "own"):
+            sim.wrap(Shop, name, key=lambda *args, name=name: (name, args[-1]))
+        assert (shop.named(1), Shop.named(2), shop.alone(3), shop.own(4)) == (
+            ("Shop", 1),
+            ("Shop", 2),
+            3,
+            (shop, 4),
+        )
+        assert sim.effects == [("named", 1), ("named", 2), ("alone", 3), ("own", 4)]
+    assert shop.named(1) == ("Shop", 1)
+
+
+def test_long_keys_are_shown_in_part_and_told_apart():
+    sim = Simulation(None)
+    sim.effects = ["a" * 100 + "b", "a" * 100 + "c", 1, "1"]
+    sim.once()
+    sim.effects.append("a" * 100 + "c")
+    with pytest.raises(AssertionError, match=r"but a{80}\.\.\. took place 2 times"):
+        sim.once()
+
+
+def test_files_are_removed(now):
+    with Simulation(0) as sim:
+        (sim.directory / "database").write_text("")
+        directory = sim.directory
+    assert not directory.exists()
+
+
+def test_the_test_keeps_its_fixtures_and_needs_a_simulation(now):
+    @simulate
+    def test(sim, tmp_path):
+        """What it is about."""
+
+    assert list(test.__signature__.parameters) == ["tmp_path"]
+    assert (test.__name__, test.__doc__) == ("test", "What it is about.")
+    with pytest.raises(TypeError, match="expected a test with a parameter 'sim'"):
+        simulate(lambda: None)
+
+
+def test_many_seeds_log_nothing_and_one_does(app, now, caplog):
+    @app.task(max_retries=1, error_visibility_timeout=10)
+    def fails(_order):
+        raise ValueError
+
+    simulated(now, fails, seeds=2)[0]()
+    assert not caplog.records
+    simulated(now, fails, seed=1)[0]()
+    assert caplog.records
+    assert logging.root.manager.disable == logging.NOTSET
+
+
+def test_a_failure_by_pytest_is_told_too(now, pay):
+    def check(_sim):
+        with pytest.raises(KeyError):
+            pass
+
+    assert "DID NOT RAISE" in str(failure(simulated(now, pay, check)[0]))
+
+
+def test_a_task_that_fails_for_good_comes_back_by_a_redrive(app, now):
+    @app.task(max_retries=1, error_visibility_timeout=10)
+    def fails(_order):
+        raise ValueError
+
+    test, seen = simulated(now, fails, faults=[Fault.REDRIVE], seeds=20)
+    test()
+    redriven = [sim for sim in seen if "an operator moves the dead letters back" in sim.story()]
+    assert redriven
+    assert all(sim.account.runs == 4 for sim in redriven if sim.story().count("operator") == 1)
+
+
+def test_who_swallows_a_death_is_dead_all_the_same(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def stubborn(order):
+        for number in range(2):
+            with suppress(BaseException):
+                now["sim"].effect(number)
+
+    test, seen = simulated(now, stubborn, faults=[Fault.DEATH], seeds=40)
+    test()
+    for sim in seen:
+        deaths = sim.story().count(" dies,")
+        assert sim.account.receives == deaths + 1
+        assert sim.account.deleted
+
+
+def test_a_fifo_queue_makes_no_duplicates(app, now):
+    app.conf.task_default_queue = "orders.fifo"
+
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def pay(order):
+        now["sim"].effect(order)
+
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.SECOND_DELIVERY], seeds=30)
+    test()
+    assert not any("a second time" in sim.story() for sim in seen)
+
+
+def test_a_chain_goes_on_in_each_schedule(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def step(number):
+        now["sim"].effect(number)
+        return number + 1
+
+    @simulate(seeds=50)
+    def test(sim):
+        now["sim"] = sim
+        sim.run(step.s(1) | step.s())
+        assert {1, 2} <= set(sim.effects)
+
+    test()
+
+
+def test_the_public_names_are_all_there():
+    assert dir(testing) == sorted(testing.__all__)
+    assert all(hasattr(testing, name) for name in testing.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        testing.nothing  # noqa: B018

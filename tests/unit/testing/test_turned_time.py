@@ -1,0 +1,186 @@
+"""Delays, deaths and ends of tasks in turned time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import Celery, Task, chord
+from celery.exceptions import ImproperlyConfigured
+
+from celery_sqs_visibility import ExponentialBackoff
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.testing import turned_time, world
+
+
+def quick():
+    """A task."""
+
+
+@pytest.fixture
+def fails(app):
+    @app.task(error_visibility_timeout=[10, 60, 300], max_retries=3)
+    def fails():
+        raise ValueError("no")
+
+    return fails
+
+
+def test_a_task_backs_off_as_its_delays_say_and_becomes_a_dead_letter(fails):
+    with turned_time() as turned:
+        account = turned.run(fails.s())
+        letters = turned.dead_letters()
+    assert account.runs == account.receives == 4
+    assert account.hidden == [10, 60, 300]
+    assert account.failures == ["ValueError('no')"] * 4
+    assert account.dead_letter.reason == "failed at its last attempt"
+    assert account.dead_letter.queue == "orders"
+    assert account.ended
+    assert turned.passed == 370
+    assert [letter["MessageAttributes"]["reason"]["StringValue"] for letter in letters] == [
+        "failed at its last attempt"
+    ]
+
+
+def test_minutes_of_delays_take_no_time(fails):
+    with turned_time() as turned:
+        turned.run(fails.s())
+        began = time.process_time()
+        turned.run(fails.s())
+        assert time.process_time() - began < 1
+
+
+def test_the_account_is_a_story(fails):
+    with turned_time() as turned:
+        account = turned.run(fails.s())
+    lines = str(account).splitlines()
+    assert lines[0] == "Received (receive 1)"
+    assert lines[3] == "Hidden (receive 1, seconds 10, kept False)"
+    assert repr(account) == (
+        "<account: 4 runs, hidden for [10, 60, 300] s, deleted, dead letter: 'failed at its last attempt'>"
+    )
+
+
+def test_a_success_is_deleted_and_what_it_publishes_runs_too(app):
+    ran = []
+
+    @app.task
+    def second(number):
+        ran.append(number)
+
+    @app.task
+    def first():
+        ran.append(second.apply_async([7], countdown=3600))
+
+    with turned_time() as turned:
+        account = turned.run(first.s())
+        assert turned.passed == 3600
+        later = turned.account(ran[0])
+    assert (account.runs, account.deleted, account.dead_letter) == (1, True, None)
+    assert ran[1:] == [7]
+    assert (later.runs, later.deleted) == (1, True)
+
+
+def test_a_long_run_keeps_its_message(app):
+    with turned_time() as turned:
+
+        @app.task(bind=True)
+        def long(task):
+            turned.turn(3600)
+            assert task.visibility.remaining() > 0
+
+        account = turned.run(long.s())
+    assert (account.runs, account.receives, account.deleted) == (1, 1, True)
+    assert [type(event).__name__ for event in account.events].count("Extended") > 10
+
+
+def test_delays_with_jitter_are_the_same_each_time(app):
+    @app.task(error_visibility_timeout=ExponentialBackoff(base=10), max_retries=3)
+    def jittery():
+        raise ValueError
+
+    hidden = []
+    for _ in range(2):
+        with turned_time() as turned:
+            hidden.append(turned.run(jittery.s()).hidden)
+    assert hidden[0] == hidden[1]
+    assert len(hidden[0]) == 3
+
+
+def test_tasks_of_celerys_own_class_are_retried_by_new_messages(app):
+    @app.task(bind=True, base=Task, max_retries=2)
+    def plain(task):
+        raise task.retry(countdown=100)
+
+    with turned_time() as turned:
+        account = turned.run(plain.s())
+        assert turned.passed == 200
+    assert (account.runs, account.hidden, account.deleted) == (3, [], True)
+    assert len({event.delivery.message_id for event in account.events}) == 3
+
+
+def test_results_are_in_the_apps_own_backend(app):
+    app.conf.result_backend = "cache+memory://"
+
+    @app.task
+    def add(a, b):
+        return a + b
+
+    with turned_time() as turned:
+        results = [turned.send(add.s(1, number)) for number in range(3)]
+        turned.work()
+        assert [result.get(timeout=1) for result in results] == [1, 2, 3]
+        (chord_result,) = [turned.send(chord([add.s(1, 1), add.s(2, 2)], total(app).s()))]
+        turned.work()
+        assert chord_result.get(timeout=1) == 6
+
+
+def total(app):
+    @app.task
+    def total(numbers):
+        return sum(numbers)
+
+    return total
+
+
+def test_a_request_expires_by_the_turned_clock(app):
+    @app.task
+    def late():
+        raise AssertionError("it has expired")
+
+    with turned_time() as turned:
+        account = turned.run(late.s().set(countdown=100, expires=60))
+    assert (account.runs, account.deleted) == (0, True)
+
+
+def test_the_machines_clock_and_the_apps_own_broker_are_back_afterwards(app, fails):
+    with turned_time() as turned:
+        turned.run(fails.s())
+        assert SYSTEM_CLOCK.wall() == turned.now()
+    assert abs(SYSTEM_CLOCK.wall() - time.time()) < 5
+    assert "now" not in vars(app)
+    with app.connection_for_read() as connection:
+        assert connection.transport.context.worker_name == ""
+
+
+def test_a_task_that_comes_back_for_ever_is_told(app, monkeypatch):
+    monkeypatch.setattr(world, "MOST_RECEIVES", 50)
+
+    @app.task(max_retries=None, error_visibility_timeout=1)
+    def endless():
+        raise ValueError
+
+    app.conf.broker_transport_options = {"sqs-creation-attributes": {"RedrivePolicy": ""}}
+    with turned_time() as turned, pytest.raises(AssertionError, match="still comes back after 50 receives"):
+        turned.run(endless.s())
+
+
+def test_an_app_on_another_broker_and_a_second_app_are_refused(app, fails):
+    other = Celery("other", broker="memory://", set_as_current=False)
+    with turned_time() as turned, pytest.raises(ImproperlyConfigured, match="expected an app on SQS"):
+        turned.run(other.task(quick).s())
+    second = Celery("second", broker="celery_sqs_visibility://", set_as_current=False)
+    with turned_time() as turned:
+        turned.run(fails.s())
+        with pytest.raises(ImproperlyConfigured, match="tasks of one app"):
+            turned.run(second.task(quick).s())
