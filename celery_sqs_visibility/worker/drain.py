@@ -57,6 +57,9 @@ END_QUEUES_SECONDS: Final = 1.5
 #: A later signal may shorten a wait: each wait looks for that this often.
 RECHECK_SECONDS: Final = 0.5
 
+#: A run on the main thread may clean up for this long before it is interrupted again.
+UNWIND_SECONDS: Final = 2.0
+
 #: Its handler interrupts a run on the main thread: see `bootsteps.Endings`.
 INTERRUPTING_SIGNAL: Final = getattr(signal, "SIGQUIT", None)
 
@@ -390,6 +393,7 @@ class LastRuns:
         self._postponed = False  # whether a run was at its end, and so is ended a moment later
         self._ended: set[int] = set()  # ids of requests, which stay in Celery's state until the process ends
         self.interrupts = False  # whether the main thread's run is to end; signal handlers look at it
+        self._interrupt_at = 0.0  # not before this monotonic instant
 
     @property
     def any_ended(self) -> bool:
@@ -408,15 +412,16 @@ class LastRuns:
     def end_late(self) -> None:
         """End all `late` ones: their messages are other workers' now.
 
-        Again, it ends those that began since, and interrupts the main thread again.
+        Again, it ends those that began since, and interrupts the main thread if its run has not unwound.
         """
         for request in self.late():
             self._end(request)
-        if self.interrupts:
+        if self.interrupts and (now := SYSTEM_CLOCK.monotonic()) >= self._interrupt_at:
+            self._interrupt_at = now + UNWIND_SECONDS
             _interrupt_main_thread()
 
     def lose_early(self) -> None:
-        """End the others, too: nobody will run them again."""
+        """End the others, too: nobody will run them again. `end_late` interrupts the main thread."""
         for request in self.acknowledged_early():
             fields = Fields(task=request.name, task_id=request.id)
             log_safely(
@@ -435,8 +440,7 @@ class LastRuns:
             return
         self._ended.add(id(request))
         if getattr(request, "is_on_main_thread", False):
-            self.interrupts = True
-            _interrupt_main_thread()
+            self.interrupts, self._interrupt_at = True, 0.0
         elif (end := getattr(request, "end_in_shutdown", None)) is not None:  # or it is none of ours
             self._call(end)
 

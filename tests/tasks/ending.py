@@ -26,11 +26,12 @@ def tick():
 
 
 @noting
-def unwound(self, key, seconds):
-    """A run that cleans up."""
+def unwound(self, key, seconds, cleanup):
+    """A run that cleans up, for so many seconds."""
     try:
         time.sleep(seconds)
     finally:
+        time.sleep(cleanup)
         note("unwound", key=key)
 
 

@@ -125,7 +125,7 @@ def test_what_hangs_in_the_end_is_cut_off_after_the_bound_that_the_log_states(ma
 @pytest.mark.parametrize("pool", ["solo", "gevent", "eventlet"])
 def test_a_run_whose_time_is_up_unwinds_where_it_shares_the_workers_process(make_site, pool):
     site = make_site(visibility_timeout=60, shutdown_timeout=2, wait_time_seconds=1)
-    site.app.send_task("ending.unwound", ["a", 60])
+    site.app.send_task("ending.unwound", ["a", 60, 1.2])
     worker = site.start("ending", pool=pool)
     site.diary.wait_for("started")
     worker.terminate()
