@@ -11,18 +11,18 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery import chain, chord
 from containers.fleet import QUEUES, Fleet
 from support.processes import wait_until
 
 from celery_sqs_visibility import publish_batch
 
 DONE, DEAD, NEVER, ONE = "done", "dead letter", "not run", "done once for its exclusive key"
+NOT_STORED = re.compile(r"\[(\S+)\] failed at attempt \d+ of \d+ and comes back when its visibility")
 KEY = re.compile(r"\b[a-z_]+-\d+\b")
 
-#: Of 100 messages. The kinds whose end is not "done" are below.
+#: Of 100 messages, six steps of the canvas included. The kinds whose end is not "done" are below.
 MIX = {
-    "quick": 51,
+    "quick": 50,
     "failing": 8,
     "retried": 6,
     "late": 6,
@@ -30,19 +30,23 @@ MIX = {
     "stock_late": 6,
     "exclusive": 4,
     "large": 4,
-    "canvas": 6,
+    "canvas": 1,
     "hopeless": 2,
     "expired": 1,
     "unreadable": 1,
 }
-ENDINGS = {"hopeless": DEAD, "unreadable": DEAD, "expired": NEVER, "exclusive": ONE}
-TASKS = {"late": "quick", "delayed": "quick", "large": "quick", "expired": "quick"}
+ENDINGS = {"hopeless": DEAD, "bomb": DEAD, "unreadable": DEAD, "expired": NEVER, "exclusive": ONE}
+TASKS = {"bomb": "read", "late": "quick", "delayed": "quick", "large": "quick", "expired": "quick"}
 OPTIONS: dict[str, dict[str, Any]] = {
     "late": {"countdown": 8},
     "delayed": {"delay_seconds": 5},
     "expired": {"expires": 0.001},
+    "bomb": {"compression": "gzip", "argsrepr": "()", "ignore_result": True},
 }
 LARGE_CHARACTERS = 100_000
+
+#: From the end of a run until its message is surely deleted, where nothing is in the way.
+DELETE_SECONDS = 1.0
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Account:
     fleet: Fleet
     sent: dict[str, str] = field(default_factory=dict)
     exclusive: list[list[str]] = field(default_factory=list)
+    steps: dict[str, list[str]] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
     since: float = field(default_factory=time.monotonic)
@@ -66,18 +71,17 @@ class Account:
             self.fleet.app.send_task(f"proj.tasks.{TASKS.get(kind, kind)}", (key, *args), kwargs, **options)
         return keys
 
-    def send_mix(self, count: int, *without: str) -> None:
+    def send_mix(self, count: int) -> None:
         """Send so many of all kinds, mixed, by blocks that share requests."""
-        hundreds = count // 100
         with publish_batch(self.fleet.app):
-            for _ in range(hundreds):
-                for kind in MIX.keys() - set(without):
-                    self._send_kind(kind, MIX[kind])
-                self.send("quick", sum(MIX[kind] for kind in without))
+            for _ in range(count // 100):
+                for kind, share in MIX.items():
+                    self._send_kind(kind, share)
 
     def _send_kind(self, kind: str, count: int) -> None:
         if kind == "canvas":
-            self._send_canvas()
+            for _ in range(count):
+                self._send_canvas()
         elif kind == "unreadable":
             self._send_unreadable(count)
         elif kind == "exclusive":
@@ -88,15 +92,10 @@ class Account:
             self.send(kind, count)
 
     def _send_canvas(self) -> None:
-        """A chain of two, and a chord of three and its body."""
-        keys = [f"step-{len(self.sent) + number}" for number in range(6)]
-        steps = [
-            self.fleet.app.signature("proj.tasks.step", (key,), immutable=True, queue=QUEUES[0], task_id=key)
-            for key in keys
-        ]
-        self.sent.update(dict.fromkeys(keys, DONE))
-        chain(*steps[:2], app=self.fleet.app).apply_async()
-        chord(steps[2:5], steps[5], app=self.fleet.app).apply_async()
+        """A task that publishes a chain of two, and a chord of three and its body."""
+        steps = [f"step-{len(self.sent) + number}" for number in range(6)]
+        self.sent.update(dict.fromkeys(steps, DONE))
+        self.steps[self.send("canvas", 1, steps)[0]] = steps
 
     def _send_unreadable(self, count: int) -> None:
         for _ in range(count):
@@ -111,20 +110,24 @@ class Account:
         """How often tasks noted it, by key."""
         return Counter(entry["key"] for entry in self.fleet.diary.entries(event))
 
-    def unfinished(self, host: str, before: float) -> set[str]:
-        """Keys that a worker held at an instant: begun, and not ended a second before it."""
-        entries = [
-            entry
-            for entry in self.fleet.diary.entries()
-            if entry["host"] == host and entry["monotonic"] < before
-        ]
-        begun = {entry["key"] for entry in entries if entry["event"] == "started"}
-        ended = {
-            entry["key"]
-            for entry in entries
-            if entry["event"] in {"done", "failing"} and entry["monotonic"] < before - 1
-        }
-        return begun - ended
+    def held(self, host: str, since: float, until: float) -> set[str]:
+        """Keys that a worker held when something stopped it between two instants.
+
+        They had begun, and not ended a second before: deletes are sent together, and may not have left.
+        """
+        entries = self.fleet.diary.entries(host=host)
+        begun = {e["key"] for e in entries if e["event"] == "started" and e["monotonic"] < until}
+        ends = [e for e in entries if e["event"] in {"done", "failing"}]
+        return begun - {e["key"] for e in ends if e["monotonic"] < since - DELETE_SECONDS}
+
+    def cut_short(self) -> set[str]:
+        """Keys of runs that noted no end: their process was killed."""
+        return set(self.runs() - self.runs("failing") - self.runs("done"))
+
+    def not_stored(self) -> set[str]:
+        """Keys of tasks that succeeded, and whose results the backend did not store: these run again."""
+        logs = "".join(worker.log for worker in self.fleet.containers)
+        return set(NOT_STORED.findall(logs)) & set(self.runs("done"))
 
     def wait(self, timeout: float) -> None:
         """Wait until both queues are empty, and all that should be done is."""
@@ -140,30 +143,34 @@ class Account:
 
         wait_until(settled, timeout, what)
 
-    def recovered(self, host: str, since: float, timeout: float = 120) -> float:
-        """Wait until that worker has begun a task after an instant; the seconds between."""
+    def recover(self, host: str, since: float, timeout: float = 90) -> None:
+        """Send tasks until that worker has begun one after an instant; the time between counts."""
 
         def begun() -> list[float]:
+            self.send("quick", 2)
+            time.sleep(0.2)
             entries = self.fleet.diary.entries("started", host=host)
             return [entry["monotonic"] for entry in entries if entry["monotonic"] > since]
 
         first = wait_until(begun, timeout, f"a task on {host}")[0]
         self.seconds = max(self.seconds or 0.0, first - since)
-        return first - since
 
-    def close(self, again: Collection[str] = (), lost: Collection[str] = ()) -> Row:
+    def close(self, again: Collection[str] = ()) -> Row:
         """Count; nothing may be lost, and nothing run more than once but what may be.
 
         Args:
             again: keys of which docs/reliability.md says that they may run again.
-            lost: keys of which it says that a SIGKILL loses them.
         """
         self.reasons = dict(self._reasons())
         started, failing, done = self.runs(), self.runs("failing"), self.runs("done")
         twice = {key for key in self.sent if started[key] - failing[key] - bool(done[key]) > 0}
-        missing = {key for key in self.sent if not self._has_ended(key, done)} - set(lost)
+        for same_key in self.exclusive:
+            ran = {key for key in same_key if done[key]}
+            twice |= ran if len(ran) > 1 else set()
+        missing = {key for key in self.sent if not self._has_ended(key, started, done)}
         assert not missing, f"lost: {sorted(missing)}"
-        assert twice <= set(again), f"run more than once: {sorted(twice - set(again))}"
+        again = {*again, *(step for key in again for step in self.steps.get(key, []))}
+        assert twice <= again, f"run more than once: {sorted(twice - again)}"
         wrong = {key: reason for key, reason in self.reasons.items() if self.sent.get(key) != DEAD}
         assert not wrong, f"dead letters that should not be: {wrong}"
         ended = sum(map(bool, done.values()))
@@ -178,12 +185,12 @@ class Account:
             spent=time.monotonic() - self.since,
         )
 
-    def _has_ended(self, key: str, done: Counter[str]) -> bool:
+    def _has_ended(self, key: str, started: Counter[str], done: Counter[str]) -> bool:
         ending = self.sent[key]
         if ending == ONE:
             (same_key,) = (keys for keys in self.exclusive if key in keys)
-            return sum(done[each] for each in same_key) == 1
-        return {DONE: bool(done[key]), DEAD: key in self.reasons, NEVER: not self.runs()[key]}[ending]
+            return any(done[each] for each in same_key)
+        return {DONE: bool(done[key]), DEAD: key in self.reasons, NEVER: not started[key]}[ending]
 
     def _dead(self) -> str:
         """The reasons, with numbers."""

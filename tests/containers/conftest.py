@@ -32,11 +32,8 @@ ROWS = pytest.StashKey[list[str]]()
 
 @pytest.fixture(scope="session")
 def images():
-    if reason := engine.missing():
-        pytest.skip(reason)
-    engine.remove_all()
-    yield build_images()
-    engine.remove_all()
+    engine.remove_leftovers()
+    return build_images()
 
 
 @pytest.fixture

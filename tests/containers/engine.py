@@ -1,13 +1,18 @@
-"""The Docker engine, by its command line. All that is made here carries one label, and is found by it."""
+"""The Docker engine, by its command line.
+
+All that is made here carries a label, whose value is the process that made it.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-LABEL = "celery-sqs-visibility.tests=containers"
+LABEL_NAME = "celery-sqs-visibility.tests"
+LABEL = f"{LABEL_NAME}={os.getpid()}"
 ANSWER_SECONDS = 30
 BUILD_SECONDS = 600
 
@@ -56,10 +61,15 @@ def image_exists(tag: str) -> bool:
     return bool(docker("images", "--quiet", tag))
 
 
-def remove_all() -> None:
-    """Remove the containers and networks of all runs, interrupted ones too; images stay, as a cache."""
-    chosen = ["--quiet", "--filter", f"label={LABEL}"]
-    if containers := docker("ps", "--all", *chosen).split():
-        docker("rm", "--force", "--volumes", *containers, timeout=120)
-    if networks := docker("network", "ls", *chosen).split():
-        docker("network", "rm", *networks)
+def remove_leftovers() -> None:
+    """Remove the containers and networks of runs whose process is gone; images stay, as a cache."""
+    for name in _leftovers("ps", "--all"):
+        docker("rm", "--force", "--volumes", name, timeout=120)
+    for name in _leftovers("network", "ls"):
+        docker("network", "rm", name)
+
+
+def _leftovers(*listing: str) -> list[str]:
+    form = f'{{{{.ID}}}} {{{{.Label "{LABEL_NAME}"}}}}'
+    rows = docker(*listing, "--filter", f"label={LABEL_NAME}", "--format", form).splitlines()
+    return [name for name, process in map(str.split, rows) if not Path(f"/proc/{process}").exists()]

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import subprocess
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +61,14 @@ class Container:
     @property
     def restarts(self) -> int:
         return int(docker("inspect", "--format", "{{.RestartCount}}", self._full_name))
+
+    def deaths(self, since: float) -> list[float]:
+        """Instants by the monotonic clock at which its main process ended, after one of them."""
+        offset = time.time() - time.monotonic()
+        span = ["--since", str(since + offset), "--until", str(time.time())]
+        chosen = ["--filter", f"container={self._full_name}", "--filter", "event=die"]
+        told = docker("events", *span, *chosen, "--format", "{{.TimeNano}}")
+        return [int(nanoseconds) / 1e9 - offset for nanoseconds in told.split()]
 
     @property
     def address(self) -> str:
@@ -180,9 +189,10 @@ class Fleet:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for kind in ("app", "client"):  # only those that were made
-            if kind in self.__dict__:
-                close_app(self.app) if kind == "app" else self.client.close()
+        if "app" in self.__dict__:
+            close_app(self.app)
+        if "client" in self.__dict__:
+            self.client.close()
         for container in self.containers:
             (self.directory / f"{container.name}.log").write_text(container.log)
         names = [f"{self.network}-{container.name}" for container in self.containers]
@@ -203,6 +213,7 @@ class Fleet:
         *,
         init: bool = True,
         concurrency: int = 2,
+        memory: str = MEMORY,
         tmp: str = "64m",
         env: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
@@ -220,7 +231,7 @@ class Fleet:
             **(env or {}),
         }
         variables = [word for item in environment.items() for word in ("--env", "=".join(item))]
-        limits = ["--memory", MEMORY, "--memory-swap", MEMORY, "--tmpfs", f"/tmp:size={tmp},mode=1777"]
+        limits = ["--memory", memory, "--memory-swap", memory, "--tmpfs", f"/tmp:size={tmp},mode=1777"]
         given = [*HARDENED, *limits, *variables, "--volume", f"{self.directory}:/diary", *options]
         words = f"celery -A proj worker -n {name}@%h -c {concurrency} -l INFO -Q {','.join(QUEUES)}".split()
         started = self._run(
@@ -248,9 +259,9 @@ class Fleet:
 
     @functools.cached_property
     def app(self) -> Any:
-        """The producer, on the host."""
-        settings = behind(self.endpoint, self._settings(self.redis.address))
-        return make_app("producer", settings, set_as_current=False)
+        """The producer, on the host; it asks for no results."""
+        settings = self._settings(self.redis.address) | {"result_backend": None}
+        return make_app("producer", behind(self.endpoint, settings), set_as_current=False)
 
     @functools.cached_property
     def client(self) -> Any:

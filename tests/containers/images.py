@@ -22,8 +22,7 @@ ROOT = HERE.parents[1]
 CACHE = ROOT / "build/containers"
 
 SUITE = "bookworm"
-#: faketime makes a clock jump.
-DEBIAN = ("ca-certificates", "faketime", "python3", "python3-venv", "redis-server")
+DEBIAN = ("ca-certificates", "python3", "python3-venv", "redis-server")
 WORKER_NEEDS = ("celery-sqs-visibility", "redis")
 SERVER_NEEDS = ("moto[server]",)
 #: What the host's Python does without, and Debian's 3.11.2 needs for redis.
@@ -49,8 +48,7 @@ def digest(*parts: str | Path) -> str:
 def base() -> str:
     """Debian with Python; takes two minutes the first time.
 
-    `CONTAINERS_BASE` names an image to use in its place, with these packages and the host's minor version of
-    Python.
+    `CONTAINERS_BASE` names another image, with these packages and the host's minor version of Python.
     """
     if given := os.environ.get("CONTAINERS_BASE"):
         return given
