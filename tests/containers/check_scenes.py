@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from containers.account import Account
@@ -23,21 +24,28 @@ MESSAGES = int(os.environ.get("CONTAINERS_MESSAGES", "5000"))
 @pytest.mark.timeout(1200)
 def test_a_rolling_deploy_of_all_workers_under_tasks_of_all_kinds(make_fleet, tell):
     fleet = make_fleet(visibility_timeout=30)
+    old = fleet.workers("old1", "old2", "old3")
     account = Account(fleet)
     long = account.send("slow", 3, 60)
     early = account.send("stock_early", 100)
-    account.send_mix(MESSAGES - 200)
+    with ThreadPoolExecutor(1) as producer:
+        sending = producer.submit(account.send_mix, MESSAGES - 200)
+        fleet.diary.wait_for("done", MESSAGES // 20, timeout=240)
+        begun = time.monotonic()
+        for number, worker in enumerate(old, 1):
+            fleet.worker(f"new{number}")
+            assert worker.stop() == 0
+        account.seconds = time.monotonic() - begun
+        sending.result()
     account.send("slow", MESSAGES - len(account.sent), 2)
-    old = fleet.workers("old1", "old2", "old3")
-    fleet.diary.wait_for("done", MESSAGES // 20, timeout=240)
-    begun = time.monotonic()
-    for number, worker in enumerate(old, 1):
-        fleet.worker(f"new{number}")
-        assert worker.stop() == 0
-    account.seconds = time.monotonic() - begun
     account.wait(900)
     assert set(early) <= set(account.runs("done"))
-    tell(account, "rolling deploy", "three workers replaced in turn, `stop` with 30 s", again=long)
+    tell(
+        account,
+        "rolling deploy",
+        "three workers replaced in turn, while the messages are sent; `stop` with 30 s",
+        again=long,
+    )
 
 
 def load(fleet, count=200):
