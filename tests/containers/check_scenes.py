@@ -12,10 +12,8 @@ from containers.engine import missing
 from containers.fleet import is_root
 from support.processes import wait_until
 
-if reason := missing():
-    pytest.skip(reason, allow_module_level=True)
-
-pytestmark = pytest.mark.timeout(420)
+NO_ENGINE = missing()
+pytestmark = [pytest.mark.timeout(420), pytest.mark.skipif(NO_ENGINE is not None, reason=str(NO_ENGINE))]
 
 #: Of the rolling deploy. Fewer, for a look at a busy machine.
 MESSAGES = int(os.environ.get("CONTAINERS_MESSAGES", "5000"))
