@@ -31,7 +31,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours matrix matrix-ends matrix-pools reliability soak bench cost growth house check package clean
+.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -109,6 +109,10 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
+
+# Needs a Docker engine, and root for the scene that drops packets; without an engine all are skipped.
+containers: $(INSTALLED) ## Run workers in containers, and rewrite the second table of docs/reliability.md
+	@$(BIN)/python -m pytest tests/containers/check_scenes.py --show-capture no --accounts docs/reliability.md $(PYTEST_OPTIONS)
 
 # Each into an environment of its own that has nothing but the package and its dependencies.
 package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and install each in a clean environment
