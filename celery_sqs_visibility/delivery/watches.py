@@ -10,6 +10,7 @@ back, and nothing else is under way, the worker is not live.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -29,6 +30,10 @@ logger = logging.getLogger(__name__)
 #: Looks in a row that find a message with nobody, or nothing held and nothing under way: for longer than any
 #: thread is between two lines.
 ENOUGH_LOOKS: Final = 10
+
+#: Looks in a row with messages and without a hand-over, after which garbage is collected, once. A thread that
+#: dies for lack of memory may leave its run in a cycle of tracebacks, and an idle process never collects it.
+GARBAGE_LOOKS: Final = 40
 
 
 class RunWatch:
@@ -101,6 +106,7 @@ class ForgottenMessages:
         self._dropped: dict[Delivery, int] = {}  # the looks in a row that found it so
         self._looks = 0  # in a row that found one; a machine that sleeps does not look
         self._quiet_looks = 0  # in a row that found nothing held, and nothing under way
+        self._idle_looks = 0  # in a row that found something held, and nothing handed over
 
     @property
     def seconds(self) -> float:
@@ -114,6 +120,9 @@ class ForgottenMessages:
             self._give_back_dropped(held)
         before, self._handed_before = self._handed_before, self._handed()
         still = self._handed_before == before
+        self._idle_looks = self._idle_looks + 1 if still and held else 0
+        if self._idle_looks == GARBAGE_LOOKS:
+            gc.collect()
         self._looks = self._looks + 1 if still and self._are_there(held) else 0
         self._quiet_looks = self._quiet_looks + 1 if still and self._is_quiet(held) else 0
         if self._quiet_looks > ENOUGH_LOOKS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from weakref import ref
 
@@ -10,7 +11,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
-from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS
+from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS, GARBAGE_LOOKS
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.health import (
     FORGOTTEN_SECONDS,
@@ -122,6 +123,23 @@ def test_a_message_whose_request_is_gone_is_given_back(world, queue, superseded,
     look(world, CHECK_INTERVAL_SECONDS)
     assert world.held() == 0
     assert "RuntimeError('its run was dropped, unreported')" in caplog.text
+
+
+def test_so_is_one_whose_run_is_left_in_a_cycle_by_a_thread_that_died(world, queue):
+    (delivery,) = world.deliveries(queue, "a")
+    request = Request()
+    request.traceback = request
+    delivery.carrier = ref(request)
+    assert delivery.start()
+    gc.disable()
+    try:
+        del request
+        look(world, (GARBAGE_LOOKS - 1) * CHECK_INTERVAL_SECONDS)
+        assert world.held() == 1
+        look(world, (ENOUGH_LOOKS + 2) * CHECK_INTERVAL_SECONDS)
+        assert world.held() == 0
+    finally:
+        gc.enable()
 
 
 def test_a_message_that_its_request_wanted_copied_in_vain_waits_for_another_request(world, queue):
