@@ -93,7 +93,7 @@ _subscriptions: tuple[_Subscription, ...] = ()
 
 
 def _find_listeners(kind: type[Event]) -> None:
-    """Tell a class of events who listens. It may have been defined after the subscriptions."""
+    """Set the listeners of a class of events, which may have been defined after the subscriptions."""
     interested = [one for one in _subscriptions if issubclass(kind, one.kind)]
     kind.listeners = tuple(one.listener for one in interested)
     kind.is_wanted = _any_of({one.when for one in interested})

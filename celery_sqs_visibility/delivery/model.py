@@ -213,7 +213,7 @@ class Delivery:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nobody has it who would settle it: its request or its run is gone, or there was none."""
+        """Whether nothing would settle the delivery: its request or its run is gone, or it never had one."""
         if self.carrier is None:
             return not (self.in_hand or self.claimed)
         return self.carrier() is None and not self.claimed

@@ -67,7 +67,7 @@ class MessageAccount:
 
     @property
     def deleted(self) -> bool:
-        """Whether SQS has deleted it."""
+        """Whether SQS has deleted the message."""
         return bool(self._of(events.Deleted))
 
     @property
@@ -78,7 +78,7 @@ class MessageAccount:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is left of it: it was deleted, after a success or a dead letter."""
+        """Whether the message has ended: it was deleted, after a success or a dead letter."""
         last = self.events[-1] if self.events else None
         return isinstance(last, events.Deleted)
 
