@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from celery import _state
 from proj.tests.test_importer import naive_import, test_an_object_is_imported_once_whatever_happens
@@ -16,9 +14,8 @@ _state._set_current_app(None)
 __all__ = ["test_an_object_is_imported_once_whatever_happens"]
 
 
-def test_a_naive_importer_is_found_out_in_less_than_a_second():
-    began = time.process_time()
+def test_a_naive_importer_is_found_out_by_one_of_the_first_ten_schedules():
     with pytest.raises(SimulationFailedError) as raised:
         naive_import()
-    assert time.process_time() - began < 1
+    assert raised.value.seed < 10
     assert "took place" in str(raised.value) or "effect (1, 'a', 100)" in str(raised.value)
