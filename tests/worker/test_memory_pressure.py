@@ -107,6 +107,7 @@ def test_a_worker_whose_pool_takes_nothing_is_not_live(make_site):
     site = make_site()
     worker = site.start(name="w1")
     site.begin("before")
+    wait_until(lambda: not site.kept, SOON, "its end, which a stopped process does not tell")
     for child in worker.children():
         psutil.Process(child).suspend()
     site.send("quick", "stuck")

@@ -72,7 +72,7 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
 
 def test_queues_are_counted_where_metrics_are_on(make_site):
     port = free_port()
-    site = make_site(http_address=f":{port}", wait_time_seconds=1)
+    site = make_site(http_address=f":{port}", wait_time_seconds=1, sample_queues=10)  # again, if too early
     site.create_queue_with_dead_letters(9)
     site.send("hopeless", "fails for good")
     site.start()
