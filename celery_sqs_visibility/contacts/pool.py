@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
+from multiprocessing.connection import wait
 from typing import Any, Final, cast
 
 from billiard import common
@@ -46,6 +48,37 @@ def flush_by(pool: Any, flush: Callable[[], None]) -> None:
     it the ends of such runs would not be heard, and their messages be held for 12 hours.
     """
     pool.flush = flush
+
+
+def hear_ended_runs_first(pool: Any) -> None:
+    """Hear at once of a run that ends while a closed pool waits for its last ones. Harmless if repeated.
+
+    Celery asks one process after the other, and sleeps half a second at each that has nothing to say
+    (celery/concurrency/asynpool.py: `ResultHandler.on_stop_not_started`, `_flush_outqueue`). Without it a run
+    among sixteen processes might end seven seconds before the shutdown timeout, and yet be given back.
+    """
+    results = pool._pool._result_handler
+    flush = getattr(results, "_flush_outqueue", None)
+    if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
+        return
+    gone: set[int] = set()
+
+    @wraps(flush)
+    def flush_unless_another_is_ready(
+        fd: int,
+        remove: Callable[[int], object],
+        processes: dict[int, Any],
+        on_state_change: Callable[..., Any],
+    ) -> None:
+        def note(fd: int) -> None:
+            gone.add(fd)
+            remove(fd)
+
+        ready = wait(processes.keys() - gone, 0)
+        if not ready or fd in ready:
+            flush(fd, note, processes, on_state_change)
+
+    results._flush_outqueue = flush_unless_another_is_ready
 
 
 class Jobs:

@@ -23,6 +23,7 @@ from celery.worker import state
 from celery.worker.consumer.connection import Connection
 from celery.worker.consumer.control import Control
 
+from celery_sqs_visibility.contacts.pool import hear_ended_runs_first
 from celery_sqs_visibility.contacts.worker import (
     COLD_HANDLER,
     RESTART_HANDLER,
@@ -131,6 +132,7 @@ class Deliveries(SQSStep):
         """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""
         if self._worker.has_processes:
             keep_what_was_sent(parent.pool)
+            hear_ended_runs_first(parent.pool)
             self._worker.hub = parent.hub
         if parent.hub is not None:
             leases = open_lease_table()

@@ -232,6 +232,13 @@ MENTIONED = [
     ("celery.concurrency.asynpool:AsynPool.flush", "self._cache", "job._accepted", "_state == RUN:"),
     ("celery.concurrency.asynpool:AsynPool._flush_writer", "self._active_writers.discard(writer)"),
     ("celery.concurrency.asynpool:_get_job_writer", "writer = job._writer", "return writer()"),
+    # At a shutdown it sleeps at each child that has nothing to say.
+    (
+        "celery.concurrency.asynpool:ResultHandler.on_stop_not_started",
+        "for fd in outqueues",
+        "self._flush_outqueue",
+    ),
+    ("celery.concurrency.asynpool:ResultHandler._flush_outqueue", "sleep(0.5)", "remove(fd)"),
     ("celery.concurrency.asynpool:AsynPool.on_job_process_lost", "self.mark_as_worker_lost(job, exitcode)"),
     ("billiard.pool:ApplyResult._ack", "self._worker_pid = pid", "self._accept_callback(pid,"),
     ("billiard.process:BaseProcess._is_alive", "self._popen.poll()"),

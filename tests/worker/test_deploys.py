@@ -92,6 +92,17 @@ def test_what_ends_in_time_is_done(make_site, pool, task, lease, reliability):
     reliability("SIGTERM: what ends in time", f"a task of 6 s, with a lease of {lease} s", ["a"])
 
 
+def test_what_ends_in_time_among_many_that_do_not_is_done(make_site):
+    site = make_site(visibility_timeout=60, shutdown_timeout=8, wait_time_seconds=1)
+    worker = at_work(site, *[3, 60, 60] * 8, concurrency=24)  # Celery sleeps half a second at each that runs
+    site.diary.wait_for("started", 24)
+    worker.terminate()
+    assert worker.wait_exit(40) == 0
+    assert site.diary.count("done") == 8
+    assert worker.log.count("orphaned, handed back") == 16
+    site.proxy.wait_for(lambda _: site.counts() == (16, 0))
+
+
 @pytest.mark.parametrize("pool", POOLS)
 def test_an_idle_worker_ends_when_its_poll_has(make_site, pool, reliability):
     site = make_site(wait_time_seconds=6)
