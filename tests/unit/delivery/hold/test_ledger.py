@@ -350,6 +350,13 @@ class TestLeases:
         assert begin[then]()
         assert held.lease_key == key
 
+    @pytest.mark.parametrize("begin", [lambda ledger, one: ledger.start(one, NOW), Ledger.dispatch])
+    def test_a_run_that_begins_just_as_its_message_is_lost_learns_it(self, ledger, held, begin):
+        take(ledger, NOW + 80)
+        ledger.refused(held)
+        assert begin(ledger, held)
+        assert held.lease.lost
+
     @pytest.mark.parametrize("table", ["none", "full"])
     def test_without_a_table_or_with_a_full_one_it_runs_without(self, leases, monkeypatch, table):
         monkeypatch.setattr(leases, "take", lambda *_: None)
