@@ -42,6 +42,13 @@ def test_in_worlds_of_chance(first):
         live_through(Whole(seed), seed, steps=100)
 
 
+@pytest.mark.parametrize(
+    "seed", [851590120], ids=["a copy fails while the machine sleeps, and was sent again"]
+)
+def test_in_worlds_that_have_found_a_defect(seed):
+    live_through(Whole(seed), seed, steps=100)
+
+
 @SEEDS
 def test_a_retry_after_the_deadline_sends_no_copy(seed):
     with world_of(seed) as world:
