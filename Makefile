@@ -31,7 +31,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -81,6 +81,9 @@ reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of do
 
 soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
+
+model: $(INSTALLED) ## Try 200,000 steps of the model of a whole worker, or STEPS=n, or the world of SEED=n again
+	@cd tests && $(BIN)/python -m support.models.soak --steps $(or $(STEPS),200000) $(if $(SEED),--seed $(SEED))
 
 # Forty minutes, on a machine that does nothing else.
 bench: $(INSTALLED) $(EMULATOR) $(PEERS) ## Run the benchmarks and rewrite docs/benchmarks.md

@@ -215,6 +215,7 @@ class BatchThreads(Generic[Batch]):
                 spare = self._idle() > 1
                 if (self._stopping and due is None) or (spare and now >= idle_until):
                     self._threads.discard(thread)
+                    self._woken.notify()  # it may have been woken for work that is left to another
                     return False
                 instants = [] if due is None else [due]
                 instants += [idle_until] if spare else []

@@ -187,6 +187,7 @@ class Ledger:
             newest.lease, delivery.lease = delivery.lease, None
             if newest.lease is not None:
                 newest.lease.renew(newest.deadline, newest.horizon)
+                newest.lease.lost = newest.lost  # if the machine slept just now
             delivery.superseded_by = superseded_by
             return True
 

@@ -328,7 +328,10 @@ class Copies:
         self._note_given_up(pending)
         self._log_outage(batch, failed, since)
         for sending in {message.tag.sending: None for message in batch.messages}:
-            self._go_on(sending)
+            if sending.abandoned:  # meanwhile: what failed is not sent again
+                self._stop(sending)
+            else:
+                self._go_on(sending)
         self.batch_threads.wake()
 
     def _note_given_up(self, pending: PendingMessages[Copy]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
 from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
+from support.scheduler import Scheduler, scheduled
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery import batch_threads as batch_threads_module
@@ -309,3 +311,53 @@ def test_a_look_at_the_work_keeps_no_thread_from_it(tasks):
     tasks.batch_threads.late(0.0)
     tasks.under_way(1)
     tasks.finish(1)
+
+
+class Timed:
+    """Batches: the instant at which each is due, and the seconds that its request takes."""
+
+    def __init__(self, scheduler):
+        self.scheduler, self.clock = scheduler, scheduler.clock
+        self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, self.clock)
+        self.batch_threads._woken.woken_for_nothing = False  # a spare thread would wait less long
+        self.waiting, self.sent_at = [], []
+
+    def add(self, *batches):
+        with self.batch_threads.lock:
+            self.waiting += batches
+            self.batch_threads.wake()
+
+    def due(self, _now):
+        return min((at for at, _ in self.waiting), default=None)
+
+    def ready(self):
+        return sum(at <= self.clock.monotonic() for at, _ in self.waiting)
+
+    def take(self, now):
+        due = [batch for batch in self.waiting if batch[0] <= now]
+        return self.waiting.pop(self.waiting.index(due[0])) if due else None
+
+    def send(self, batch, since):
+        self.sent_at.append(since)
+        self.scheduler.sleep(batch[1])
+        return BatchResult({})
+
+    def conclude(self, _batch, _since, _failed):
+        pass
+
+
+def test_a_spare_thread_that_ends_passes_a_wake_up_on():
+    """Of two idle threads the one was woken that was idle for long enough to end; the other waited on."""
+    scheduler = Scheduler(FakeClock(), random.Random(0))
+    with scheduled(scheduler, "celery_sqs_visibility.delivery"):
+        tasks = Timed(scheduler)
+        scheduler.start(tasks.batch_threads.start, "test")
+        now = scheduler.clock.monotonic()
+        scheduler.start(tasks.add, "test", (now, 0.1 * IDLE_SECONDS), (now, 0.9 * IDLE_SECONDS))
+        scheduler.advance(1.2 * IDLE_SECONDS)
+        assert len(tasks.batch_threads._threads) == 2
+        due = scheduler.clock.monotonic() + 0.01
+        scheduler.start(tasks.add, "test", (due, 0))
+        scheduler.advance(IDLE_SECONDS)
+        assert tasks.sent_at[-1] == pytest.approx(due)
+        scheduler.kill(scheduler.threads)

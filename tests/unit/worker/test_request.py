@@ -109,13 +109,20 @@ def unpublished_retry(task, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("max_retries", "receive_count", "settled"),
-    [(3, 3, [AFTER_AN_ERROR]), (3, 4, GIVEN_UP), (None, 99, [AFTER_AN_ERROR])],
+    ("max_retries", "receive_count", "parks", "settled"),
+    [
+        (3, 3, 0, [AFTER_AN_ERROR]),
+        (3, 4, 0, GIVEN_UP),
+        (3, 5, 2, [AFTER_AN_ERROR]),
+        (3, 6, 2, GIVEN_UP),
+        (None, 99, 0, [AFTER_AN_ERROR]),
+    ],
 )
 def test_a_run_whose_retry_could_not_be_published_comes_back_while_it_has_attempts(
-    make, holder, monkeypatch, max_retries, receive_count, settled
+    make, holder, monkeypatch, max_retries, receive_count, parks, settled
 ):
     one = make(running=True, max_retries=max_retries, facts={"receive_count": receive_count})
+    one.delivery.parks = parks
     one.on_failure(unpublished_retry(one.task, monkeypatch))
     assert holder.settled == settled
     assert one not in state.active_requests

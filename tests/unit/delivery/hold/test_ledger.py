@@ -350,6 +350,21 @@ class TestLeases:
         assert begin[then]()
         assert held.lease_key == key
 
+    @pytest.mark.parametrize("begin", [lambda ledger, one: ledger.start(one, NOW), Ledger.dispatch])
+    def test_a_run_that_begins_just_as_its_message_is_lost_learns_it(self, ledger, held, begin):
+        take(ledger, NOW + 80)
+        ledger.refused(held)
+        assert begin(ledger, held)
+        assert held.lease.lost
+
+    def test_a_run_whose_newer_delivery_is_lost_before_it_takes_over_learns_it(self, running):
+        ledger, one = running()
+        newer = delivery()
+        ledger.add([newer])
+        ledger.refused(newer)
+        assert ledger.supersede(one, newer)
+        assert newer.lease.lost
+
     @pytest.mark.parametrize("table", ["none", "full"])
     def test_without_a_table_or_with_a_full_one_it_runs_without(self, leases, monkeypatch, table):
         monkeypatch.setattr(leases, "take", lambda *_: None)

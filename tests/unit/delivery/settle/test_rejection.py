@@ -157,6 +157,13 @@ def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(on_error
     assert world.rejection.after_an_error(world.delivery(receive_count)) == becomes
 
 
+def test_receives_of_a_message_that_only_waited_are_no_failures():
+    world = Rejecting(on_error=DelayList((10, 60)))
+    delivery = world.delivery(4)
+    delivery.parks = 3
+    assert world.rejection.after_an_error(delivery) == Hide(10)
+
+
 def test_a_broken_error_visibility_timeout_is_logged_and_harmless(caplog):
     def broken(retries, exc):
         raise LookupError("a user's bug")

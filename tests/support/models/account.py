@@ -1,0 +1,208 @@
+"""The account of a model's messages: what was published, and what has become of each, by its key.
+
+A message has keys, one for each run that is to come of it: those of an event have several.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections import Counter
+
+from support.factories import TIMEOUT
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
+from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
+
+
+class Account:
+    """Keys, and the runs of each.
+
+    Attributes:
+        done: keys of which a run succeeded, here or elsewhere, or was revoked.
+        given_up: keys of messages that are not to be run any more, and may be kept.
+        disturbed: keys that may run once more, since a request failed, or a lease was lost.
+        payloads: the keys of messages whose payload is in S3, by their bodies.
+        awake_since: the instant at which the machine woke.
+    """
+
+    def __init__(self, world):
+        self.world = world
+        self.keys, self.done, self.given_up, self.disturbed = set(), set(), set(), set()
+        self.payloads = {}
+        self.awake_since = 0.0
+        self.finished_here = set()  # keys of runs that have ended here, for good
+        self.ended = {}  # when messages were finished by this process, by id: run, copied, or a dead letter
+        self.copied = {}  # keys of which copies were sent, by the message's id
+        self.too_late = set()  # ids of messages that were to be copied after their deadlines
+        self.counts = Counter()
+        self._keys_by_id = {}
+
+    def new_keys(self, count):
+        first = len(self.keys)
+        return [str(first + n) for n in range(count)]
+
+    def published(self, message_id, keys):
+        self.keys.update(keys)
+        self._keys_by_id[message_id] = keys
+
+    def keys_in(self, body):
+        return self.payloads.get(body) or keys_in(body)
+
+    def keys_of(self, delivery):
+        return self.keys_by_id(delivery.facts.message_id)
+
+    def keys_by_id(self, message_id):
+        """Also of what is deleted by now."""
+        if message_id not in self._keys_by_id:
+            for message in self.world.messages.values():
+                self._keys_by_id[message.id] = self.keys_in(message.body)
+        return self._keys_by_id.get(message_id, [])
+
+    def disturb(self, keys):
+        self.disturbed.update(keys)
+
+    def disturb_all(self):
+        """The process is killed: whatever SQS has may run once more."""
+        for message in self.world.messages.values():
+            self.disturb(self.keys_in(message.body))
+
+    def disturb_request(self, arguments):
+        """The answer to a request is lost, or late: what it sends may be there twice."""
+        for body in (each.body for each in bodies_in(arguments)):
+            self.disturb(self.keys_in(body))
+
+    def note(self, event):
+        """Whatever happens."""
+        self.counts[type(event).__name__] += 1
+        keys = self.keys_by_id(event.delivery.message_id)
+        match event:
+            case events.Lost():
+                self.disturb(keys)
+            case events.Unreadable():
+                self.given_up.update(keys)
+            case events.DeadLettered():
+                self.given_up.update(keys)
+                self.check_not_ended(event.delivery.message_id)
+                self.ended[event.delivery.message_id] = self.world.now
+
+    # Runs
+
+    def on_lost(self, delivery):
+        assert delivery.held, "the run of what is settled is not ended"
+        self.counts["told lost"] += 1
+
+    def begun(self, run):
+        self.counts["runs"] += 1
+        for other in self.world.pool.running:
+            assert other.id != run.id, f"nothing runs twice at once: {run.keys}"
+            twice = set(other.keys) & set(run.keys) - self.disturbed
+            assert not twice, f"copy and original run at once: {twice}"
+        self.check_not_ended(run.id)
+        again = self.finished_here & set(run.keys) - self.disturbed
+        assert not again, f"what is done runs again without need: {again}"
+
+    def finished(self, run):
+        self.finished_here.update(run.keys)
+        self.ended[run.id] = self.world.now
+
+    def check_not_ended(self, message_id):
+        """However it comes back: this process knows that."""
+        ended = self.ended.get(message_id, -math.inf)
+        assert self.world.now >= ended + TIMEOUT + MARGIN_SECONDS, "what this process has finished is over"
+
+    def ending(self, run, how):
+        current = run.delivery.current
+        match how:
+            case "success" | "success, too":
+                self.done.update(run.keys)
+            case "rejected" | "given up" if run.delivery.queue.name == "second":
+                self.given_up.update(run.keys)
+            case "retry" if current.lost or current.deadline <= self.world.now:
+                self.too_late.add(run.id)
+
+    def killed(self, runs):
+        """They were acknowledged early, and are lost, as the log says."""
+        for run in runs:
+            self.done.update(run.keys)
+
+    def body_of(self, run):
+        """As it was published, and is sent again."""
+        pointer = run.delivery.current.pointer
+        return pointer.body if pointer is not None else run.payload["body"]
+
+    # Requests
+
+    def check_copies(self, queue_url, messages):
+        """Copies are about to be sent."""
+        now = self.world.now
+        for message in messages if queue_url not in {queue.url for queue in self.world.graves} else ():
+            keys = self.keys_in(message.body)
+            sending = self._sending(keys)
+            current, message_id = sending.delivery.current, sending.delivery.facts.message_id
+            assert message_id not in self.too_late, "nothing is copied after its deadline"
+            assert now - current.deadline < CHECK_SECONDS, "nothing is copied long after its deadline"
+            self.check_not_ended(message_id)
+            again = self.copied.get(message_id, set()) & set(keys) - self.disturbed
+            assert not again, "a record that was sent is not sent again"
+
+    def note_copies(self, queue_url, messages):
+        """SQS has said that it has them."""
+        for message in messages if queue_url not in {queue.url for queue in self.world.graves} else ():
+            keys = self.keys_in(message.body)
+            if sending := self._sending(keys):
+                message_id = sending.delivery.facts.message_id
+                copied = self.copied.setdefault(message_id, set())
+                copied.update(keys)
+                if copied.issuperset(self.keys_by_id(message_id)) and sending.delivery.current.held:
+                    self.ended[message_id] = self.world.now
+
+    def _sending(self, keys):
+        sendings = self.world.consumer._copies._sendings
+        found = [each for each in sendings if set(self.keys_of(each.delivery)) & set(keys)]
+        return found[0] if found else None
+
+    # What always holds
+
+    def check(self):
+        """Whenever no thread can go on."""
+        consumer, held = self.world.consumer, 0
+        capacity = consumer.capacity
+        for delivery in consumer.ledger.all():
+            held += not delivery.claimed and delivery not in capacity._aside
+            lease = delivery.lease
+            assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
+        assert capacity.held == held, "capacity is counted"
+        for run in self.world.pool.running:
+            newest = run.delivery
+            while newest.superseded_by is not None:
+                newest = newest.superseded_by
+            assert run.delivery.current is newest, "a run has its newest delivery"
+
+    def check_nothing_is_lost(self):
+        left = {key for message in self.world.messages.values() for key in self.keys_in(message.body)}
+        graves = [self.world.sqs._queues[queue.url] for queue in self.world.graves]
+        for letter in (letter for grave in graves for letter in grave.messages):
+            moved = "DeadLetterQueueSourceArn" in letter.system
+            assert moved or "reason" in letter.message_attributes, "a dead letter says why"
+            left.update(self.keys_in(letter.body))
+        runs = {key for run in self.world.pool.running for key in run.keys}
+        lost = self.keys - self.done - self.given_up - left - runs
+        assert not lost, f"nothing is lost: {lost}"
+
+
+@functools.lru_cache(maxsize=10_000)
+def keys_in(body):
+    content = json.loads(body)
+    return content.get("keys") or content["records"]
+
+
+def bodies_in(arguments):
+    """The messages among a request's arguments."""
+    for each in arguments:
+        if hasattr(each, "body"):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from bodies_in(each)

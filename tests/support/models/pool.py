@@ -1,0 +1,130 @@
+"""Celery's side of the model of a whole worker: what its main thread keeps, and what its pool runs."""
+
+from __future__ import annotations
+
+from weakref import ref
+
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.policy.prefetch import Slots
+
+
+def retry(run, world):
+    """As a copy that waits for its time."""
+    delivery, body = run.delivery, run.payload["body"]
+    renew = delivery.renewal(
+        world.clock.wall() + 60,
+        lambda one: (world.account.body_of(run), one.message_attributes),
+        run.payload,
+    )
+    delivery.settle(renew or Hide(30))
+    return body
+
+
+#: How a run may end: what settles its delivery.
+ENDS = {
+    "success": lambda run, _: run.delivery.settle(Delete()),
+    "success, too": lambda run, _: run.delivery.settle(Delete()),
+    "failure": lambda run, _: run.delivery.settle(Hide(7)),
+    "failure, for long": lambda run, _: run.delivery.settle(Hide(400)),
+    "failure, at its own time": lambda run, _: run.delivery.settle(Lapse()),
+    "release": lambda run, _: run.delivery.settle(Release()),
+    "an error": lambda run, _: run.delivery.settle(run.delivery.after_an_error()),
+    "comes back": lambda run, _: run.delivery.come_back(ValueError("elsewhere")),
+    "given up": lambda run, world: run.delivery.give_up("broken", lambda: world.account.body_of(run)),
+    "rejected": lambda run, _: run.delivery.reject(requeue=False),
+    "requeued": lambda run, _: run.delivery.reject(requeue=True),
+    "retry": retry,
+}
+
+
+class Run:
+    """A request of Celery's."""
+
+    def __init__(self, delivery, payload, world):
+        self.delivery, self.payload = delivery, payload
+        self.id = delivery.facts.message_id
+        self.keys = payload["keys"]
+        self.early = delivery.acknowledged_early = world.chance.random() < world.pool.early
+        self.began = False
+        delivery.carrier = ref(self)
+
+
+class Pool:
+    """Slots, and the requests that Celery keeps beyond these."""
+
+    def __init__(self, world, slots, *, dispatches):
+        self.world = world
+        self.number, self.prefetch_count = slots, slots * 2
+        self.dispatches = dispatches  # whether it has processes, which nothing keeps from running
+        self.reserved, self.starting, self.running = [], [], []
+        self.early = 0.15  # so often a message is acknowledged when its run begins
+        self.known = []  # every run, as long as the process lives: nothing is freed by being forgotten
+
+    def slots(self):
+        return Slots(self.number, self.prefetch_count, idle=not (self.running or self.starting))
+
+    def on_message(self, payload, _delivery):
+        world = self.world
+        delivery = world.consumer.ledger.get(payload["handle"])
+        assert delivery is not None, "Celery finds what it is given"
+        run = Run(delivery.current, payload, world)
+        run.delivery.on_lost = world.account.on_lost
+        self.known.append(run)
+        self.reserved.append(run)
+        self.fill()
+        if world.chance.random() < 0.3:
+            world.scheduler.sleep(0.004)
+
+    def fill(self):
+        """What finds a slot begins."""
+        while self.reserved and len(self.running) + len(self.starting) < self.number:
+            run = self.reserved.pop(0)
+            if not self.dispatches or run.delivery.dispatch():
+                self.starting.append(run)
+                self.world.do(self.begin, run, name=f"begins {run.id}")
+
+    def begin(self, run):
+        if self.dispatches:
+            self.world.scheduler.sleep(self.world.chance.choice([0.0, 0.01, 1.0]))
+        if run not in self.starting:
+            return
+        may = run.delivery.start()
+        self.starting.remove(run)
+        if may:
+            self.world.account.begun(run)
+            self.running.append(run)
+            run.began = True
+            if run.early and run.delivery.settle(Delete()):
+                self.world.account.finished(run)
+        else:
+            self.fill()
+
+    def pick(self, which):
+        return self.running[which % len(self.running)] if self.running else None
+
+    def end(self, run, how):
+        if run not in self.running:
+            return
+        self.running.remove(run)
+        account = self.world.account
+        if run.early:
+            account.done.update(run.keys)
+            run.delivery.ran()
+        else:
+            account.ending(run, how)
+            if ENDS[how](run, self.world) and how.startswith("success"):
+                account.finished(run)
+            assert not run.delivery.settle(Delete()), "a second settlement does nothing"
+        self.fill()
+
+    def revoke(self, run):
+        if run in self.reserved:
+            self.reserved.remove(run)
+            if run.delivery.settle(Delete()):
+                self.world.account.finished(run)
+                self.world.account.done.update(run.keys)
+
+    def kill(self):
+        """The process ends."""
+        self.world.account.killed([run for run in self.running if run.early])
+        self.reserved, self.starting, self.running = [], [], []

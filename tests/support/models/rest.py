@@ -1,0 +1,111 @@
+"""What holds of a simulated worker's threads whenever none can go on, and at rest."""
+
+from __future__ import annotations
+
+import select
+
+from support.scheduler import MOMENT
+
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+
+#: Seconds in which the threads of a worker end that is closed: a long poll, and more.
+END_SECONDS = 30
+
+#: Times that the model of a worker goes on until all is done.
+ROUNDS = 400
+
+
+def check_wakes(world):
+    """Who waits has no reason to go on, or was woken."""
+    consumer, now = world.consumer, world.now
+    for threads in consumer._batch_threads:
+        check_batch_threads(threads, now)
+    if world.main.readable is not None and not select.select([world.main.readable], [], [], 0)[0]:
+        assert not world.buffer._is_ready(), "the event loop is woken for what may go"
+    check_waiters(consumer.capacity, world)
+
+
+def check_batch_threads(threads, now):
+    """The scheduler wakes none of them for nothing: a spare one would wait less long."""
+    heartbeat = threads._work if hasattr(threads._work, "_expected") else None
+    expected = heartbeat and heartbeat._expected
+    due = threads._work.due(now)
+    if heartbeat:
+        heartbeat._expected = expected
+    waiting = threads._woken.waiting
+    if due is None or not threads._started:
+        return
+    assert waiting or threads._in_progress, f"no thread {threads.does}"
+    if waiting:
+        until = min(thread.until for thread in waiting)
+        assert until <= max(due, now) + MOMENT, f"nobody has woken the thread that {threads.does}"
+
+
+def check_waiters(capacity, world):
+    """Free capacity is given to those that wait for it.
+
+    A share of a queue that was paused or stopped is not: that happens in signal handlers, too. The supervisor
+    gives it to others.
+    """
+    if capacity._queues != world.shares:
+        world.shares, world.shared_at = capacity._queues, world.now
+    settled = world.now - world.shared_at > CHECK_INTERVAL_SECONDS
+    if settled and world.options["prefetch_seconds"] == 0:
+        waiters = list(capacity._waiters)
+        with capacity._lock:
+            capacity._serve()
+        served = [waiter.queue for waiter in waiters if waiter.reservation is not None]
+        assert not served, f"there was capacity for {served}"
+
+
+def check_rest(world):
+    """All that is due is done, and nothing is left of it."""
+    left = []
+    for _ in range(ROUNDS):
+        world.end_all()
+        world.scheduler.advance(1)
+        world.all_is_well()
+        if not is_busy(world):
+            left = [message for message in world.messages.values() if not is_given_up(world, message)]
+            if not left:
+                break
+            # Others of its group wait behind a hidden message of a FIFO queue. Nothing is held meanwhile, so
+            # the machine may as well sleep.
+            hidden = [message.visible_at for message in left if message.visible_at > world.now]
+            world.clock.advance(min(hidden, default=world.now) - world.now)
+    assert not left, f"all is done: {left}"
+    check_nothing_is_kept(world)
+    world.do(world.consumer.close, name="close")
+    world.scheduler.advance(END_SECONDS)
+    others = [thread for thread in world.scheduler.threads if thread is not world.main]
+    assert not others, f"threads end: {others}"
+
+
+def is_busy(world):
+    pool = world.pool
+    return world.ending or len(world.consumer.ledger) or pool.running or pool.starting or pool.reserved
+
+
+def is_given_up(world, message):
+    return world.account.given_up.issuperset(world.account.keys_in(message.body))
+
+
+def check_nothing_is_kept(world):
+    consumer, capacity = world.consumer, world.consumer.capacity
+    assert len(consumer.ledger) == 0, "nothing is held"
+    assert not consumer.ledger._waiting, "no settlement waits"
+    assert consumer.ledger.next_extension() is None, "nothing is to be extended"
+    assert not consumer._settler._unfinished, "everything is settled"
+    assert not consumer._copies.unfinished, "all copies are sent"
+    assert len(world.buffer) == 0, "nothing is buffered"
+    assert capacity.held == capacity.runs == 0, "no capacity is taken"
+    assert capacity._fifo.occupied == 0, "no capacity of FIFO queues is taken"
+    assert not capacity._aside, "nothing is set aside"
+    polls = sum(len(receiver.in_flight) for receiver in consumer._receivers.all())
+    assert capacity._asked.polls.total() <= polls, "only polls ask for messages"
+    assert not world.leases._taken, "no run has a lease"
+    assert not world.redeliveries._held, "nothing is known as held"
+    if world.turns is not None:
+        for queue in world.queues:
+            assert world.turns.held(queue) == 0, "nothing counts for its queue"
+            assert world.turns.begun(queue) == 0, "nothing has a turn"
