@@ -68,10 +68,11 @@ class Supervisor:
     def stopped_at(self, since: float, now: float) -> float:
         """When this process was last seen before a stop, if it was stopped between two instants; else `now`.
 
-        Any thread; after a stop it may go on before the supervisor's does.
+        Any thread; after a stop it may go on before the supervisor's does. A supervisor that was late at the
+        earlier instant already tells nothing.
         """
         checked = self._checked  # before the stop, which is written before
-        if self._stopped is not None and now - checked >= STOPPED_AFTER_SECONDS:
+        if self._stopped is not None and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
             return checked
         before, after = self._stop
         return before if after >= since else now

@@ -71,6 +71,7 @@ def test_it_knows_so_before_its_thread_goes_on(monkeypatch):
     seen = clock.monotonic()
     assert supervisor.stopped_at(seen, seen + CHECK_INTERVAL_SECONDS) == seen + CHECK_INTERVAL_SECONDS
     assert supervisor.stopped_at(seen, seen + 60) == seen
+    assert supervisor.stopped_at(seen + 10, seen + 60) == seen + 60  # it hangs
     supervisor.stop()
     assert supervisor.stopped_at(seen, seen + 60) == seen + 60
 
