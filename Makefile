@@ -173,11 +173,11 @@ $(LOCALSTACK): Makefile
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)
 
-# celery-batches is said to need a Celery before 5.7.
+# The last two ask for a Celery before 5.7, and for the SDK of one release.
 $(OTHERS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)
 	$(call install,$(@D),-c constraints.txt -e . --group others)
-	$(call install,$(@D),--no-deps celery-batches==0.11)
+	$(call install,$(@D),--no-deps celery-batches==0.11 opentelemetry-test-utils==0.66b1)
 
 $(MONITORS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)

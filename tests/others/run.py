@@ -111,8 +111,8 @@ SUITES = [
         ["tests"],
         {
             "test_either_or": "it compares with a broker URL of its own",
-            "test_schedule_includes_current_and_next": "it measures fractions of a second, without a broker, and "
-            "fails on a busy machine",
+            "test_schedule_includes_current_and_next": "it measures fractions of a second, without a "
+            "broker, and fails on a busy machine",
             "test_due_next_just_ran": "likewise",
             "test_due_now": "with Celery 5.7 it fails on every transport, which adds a header",
         },
