@@ -22,8 +22,8 @@ BUILD = ROOT / "build/others"
 PAGE = ROOT / "docs/compatibility.md"
 BEGIN, END = "<!-- rows: make others -->", "<!-- end of others -->"
 HEAD = """\
-| package | version | tests | passed | left out | why |
-|---|---|---|---|---|---|"""
+| package | version | tests | passed | left out, and why |
+|---|---|---|---|---|"""
 RUN_SECONDS = 900
 
 
@@ -76,7 +76,7 @@ class Suite:
         passed = counted(report)["passed"]
         files = ", ".join(f"`{Path(each).name}`" for each in self.tests)
         why = "; ".join(f"`{name}`: {reason}" for name, reason in self.unfit.items()) or "-"
-        return f"| {self.package} | {self.version} | {files} | {passed} | {len(self.unfit)} | {why} |"
+        return f"| {self.package} | {self.version} | {files} | {passed} | {why} |"
 
 
 def counted(report: Path) -> Counter[str]:
@@ -113,7 +113,7 @@ SUITES = [
             "test_either_or": "it compares with a broker URL of its own",
             "test_schedule_includes_current_and_next": "it measures fractions of a second, without a "
             "broker, and fails on a busy machine",
-            "test_due_next_just_ran": "likewise",
+            "test_due_next": "likewise",
             "test_due_now": "with Celery 5.7 it fails on every transport, which adds a header",
         },
     ),
