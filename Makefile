@@ -13,6 +13,8 @@ PEERS := benchmarks/.peers/.installed
 COVERAGE := $(VENV)/.coverage
 # Flower and celery-exporter, apart from the tests: see the group in pyproject.toml.
 MONITORS := .venvs/monitors/.installed
+# Packages that extend Celery or watch it, and what their tests need.
+OTHERS := .venvs/others/.installed
 # One for each version of Celery and kombu that we claim.
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
@@ -31,7 +33,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -117,6 +119,9 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 containers: $(INSTALLED) ## Run workers in containers, and rewrite the second table of docs/reliability.md
 	@$(BIN)/python -m pytest tests/containers/check_scenes.py --show-capture no --accounts docs/reliability.md $(PYTEST_OPTIONS)
 
+others: $(OTHERS) ## Run others' tests on this transport, and rewrite the table of docs/compatibility.md
+	@cd tests && $(CURDIR)/.venvs/others/bin/python -m others.run
+
 # Each into an environment of its own that has nothing but the package and its dependencies.
 package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and install each in a clean environment
 	@rm -rf dist $(MATRIX)/wheel $(MATRIX)/sdist
@@ -170,6 +175,12 @@ $(LOCALSTACK): Makefile
 
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)
+
+# The last two ask for a Celery before 5.7, and for the SDK of one release.
+$(OTHERS): pyproject.toml constraints.txt
+	@mkdir -p $(MATRIX)
+	$(call install,$(@D),-c constraints.txt -e . --group others)
+	$(call install,$(@D),--no-deps celery-batches==0.11 opentelemetry-test-utils==0.66b1)
 
 $(MONITORS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)

@@ -71,6 +71,7 @@ class QueueConsumer(DeliveryHolder):
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         self._buffer = buffer
+        self._supervisor = Supervisor(self._supervised, clock)
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
         parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
@@ -80,7 +81,6 @@ class QueueConsumer(DeliveryHolder):
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
         self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
-        self._supervisor = Supervisor(self._supervised, clock)
         # Guards _running and _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
@@ -227,7 +227,8 @@ class QueueConsumer(DeliveryHolder):
     def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
         options = self.options
-        decoder = Decoder(open_message, options.for_queue, self._clock, self, options.readable_payloads)
+        payloads, stopped_at = options.readable_payloads, self._supervisor.stopped_at
+        decoder = Decoder(open_message, options.for_queue, self._clock, self, payloads, stopped_at)
         awaited = None
         if (store := self._outgoing.store) is not None:
             awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)

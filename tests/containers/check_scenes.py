@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,6 +124,37 @@ def test_a_worker_without_a_network_for_a_minute(make_fleet, tell, how):
     scene = {"cut_off": "network cut", "swallowed": "network swallows"}[how]
     again = account.held("cut", before, back) | account.not_stored()
     tell(account, scene, "60 s, SQS and Redis; a lease of 20 s", again=again)
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="cc is missing: apt-get install gcc")
+def test_a_workers_clock_jumps(make_fleet, tell):
+    # As SQS, the endpoint refuses what such a clock has signed.
+    fleet = make_fleet()
+    wrong = fleet.worker("wrong", env=fleet.with_a_clock_of_its_own())
+    fleet.worker("second")
+    account = Account(fleet)
+    again: set[str] = set()
+    for hours in (3, -1):
+        begun = len(fleet.diary.entries("started", host="wrong"))
+        account.send("slow", 8, 5)
+        account.send_mix(100)
+        account.send("parked", 4)
+        fleet.diary.wait_for("started", begun + 3, host="wrong")
+        before = time.monotonic()
+        with fleet.clock_ahead(hours * 3600):
+            time.sleep(40)
+            account.send("quick", 20)
+            fleet.diary.wait_for("started", key=next(reversed(account.sent)))
+        right = time.monotonic()
+        account.recover("wrong", right)
+        again |= account.held("wrong", before, right)
+    account.wait(200)
+    assert wrong.state["Running"]
+    assert "Signature not yet current" in wrong.log
+    assert "Signature expired" in wrong.log
+    early = {entry["key"] for entry in fleet.diary.entries("started") if account.is_early(entry)}
+    assert not early
+    tell(account, "a clock jumps", "of one of two: 3 h ahead for 40 s, 1 h behind for 40 s", again=again)
 
 
 def test_a_task_takes_more_memory_than_the_container_has(make_fleet, tell):

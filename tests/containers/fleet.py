@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import os
+import struct
 import subprocess
 import time
 import uuid
@@ -35,6 +36,8 @@ MEMORY = "512m"
 GRACE_SECONDS = 30
 HARDENED = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--pids-limit", "200")
 SERVER_TMP = ("--tmpfs", "/tmp")
+#: Of the library that makes a worker's clock wrong.
+CLOCK = Path(__file__).with_name("clock.c")
 
 
 class Container:
@@ -251,6 +254,30 @@ class Fleet:
             "broker_connection_retry_on_startup": True,
             "result_backend": f"redis://{redis}:6379/0",
         }
+
+    def with_a_clock_of_its_own(self) -> dict[str, str]:
+        """Variables of a worker whose wall clock `clock_ahead` turns. Needs a C compiler."""
+        library = self.directory / "clock.so"
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, CLOCK], check=True, timeout=60)
+        self._turn_clock(0)
+        return {"LD_PRELOAD": "/diary/clock.so", "CLOCK_OFFSET": "/diary/offset"}
+
+    @contextlib.contextmanager
+    def clock_ahead(self, seconds: int) -> Iterator[None]:
+        """Those workers' clocks are wrong by so much."""
+        self._turn_clock(seconds)
+        try:
+            yield
+        finally:
+            self._turn_clock(0)
+
+    def _turn_clock(self, seconds: int) -> None:
+        """Write in place and at once: the workers have mapped the file."""
+        descriptor = os.open(self.directory / "offset", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(descriptor, struct.pack("=q", seconds * 10**9), 0)
+        finally:
+            os.close(descriptor)
 
     @property
     def endpoint(self) -> str:

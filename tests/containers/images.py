@@ -105,9 +105,11 @@ def images() -> Images:
     debian = base()
     recipes = [ROOT / "examples/ecs/Dockerfile", *sorted((HERE / "proj").glob("*.py"))]
     sources = sorted((ROOT / "celery_sqs_visibility").rglob("*.py"))
-    worker = f"csv-worker:{digest(debian, ROOT / 'constraints.txt', *recipes, *sources)}"
+    # Those of another checkout, whose tests may run beside these, are not older ones.
+    checkout = digest(str(ROOT))[:6]
+    worker = f"csv-worker-{checkout}:{digest(debian, ROOT / 'constraints.txt', *recipes, *sources)}"
     server_files = [HERE / "servers.Dockerfile", HERE / "relay.py", ROOT / "tests/support/moto_server.py"]
-    servers = f"csv-servers:{digest(debian, ROOT / 'constraints.txt', *server_files)}"
+    servers = f"csv-servers-{checkout}:{digest(debian, ROOT / 'constraints.txt', *server_files)}"
     if not image_exists(worker):
         _build(worker, debian, recipes[0], WORKER_NEEDS, [HERE / "proj"], own_package=True)
     if not image_exists(servers):

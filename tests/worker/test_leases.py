@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 
@@ -246,3 +247,26 @@ def test_leases_are_kept_apart_when_children_are_replaced_after_every_task(make_
     assert site.diary.count("lost") == 0
     assert site.diary.count("started") == 6
     assert site.diary.count("signal") == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_message_whose_lease_lapsed_while_its_receiver_was_stopped_is_not_begun(
+    make_site, pool, reliability
+):
+    site = make_site(visibility_timeout=6, wait_time_seconds=20)
+    worker = site.start(pool=pool, concurrency=1)
+    site.proxy.wait_for(lambda _: site.proxy.in_flight("ReceiveMessage"))
+    worker.signal_main(signal.SIGSTOP)
+    site.send("quick", "a")
+    site.proxy.wait_for(lambda _: site.brought())  # the answer waits in the worker's socket
+    (another,) = site.sqs.receive_message(QueueUrl=site.url, WaitTimeSeconds=20)["Messages"]
+    worker.signal_main(signal.SIGCONT)
+    site.begin("b")
+    assert site.diary.count("started", key="a") == 0
+    site.sqs.change_message_visibility(
+        QueueUrl=site.url, ReceiptHandle=another["ReceiptHandle"], VisibilityTimeout=0
+    )
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert [site.diary.count("started", key=key) for key in "ab"] == [1, 1]
+    told = "SIGSTOP, or `docker pause`, beyond the lease of what its poll brings; another worker has it"
+    reliability("a worker is stopped", told, ["a", "b"], ended="started")

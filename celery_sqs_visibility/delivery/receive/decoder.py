@@ -73,6 +73,9 @@ ReadContent = Opened | UnreadableError | ReadLater
 #: Content of a received message, or the place in S3 where it is.
 Content = ReadContent | PayloadPointer
 
+#: When this process was last seen before a stop, if it was stopped between two instants; else the later one.
+StoppedAt = Callable[[float, float], float]
+
 #: Decodes a message of a queue; raises `UnreadableError`.
 DecodeMessage = Callable[[Queue, ReceivedMessage], Opened]
 
@@ -86,6 +89,7 @@ class Decoder:
         clock: wall time.
         holder: what the deliveries belong to.
         readable: the payloads in S3 that messages may point to.
+        stopped_at: by default this process is taken never to be stopped.
     """
 
     def __init__(
@@ -95,12 +99,14 @@ class Decoder:
         clock: Clock,
         holder: Holder,
         readable: ReadablePayloads = NO_PAYLOADS,
+        stopped_at: StoppedAt = lambda _since, now: now,
     ) -> None:
         self._open = open_message
         self._options_of = options_of
         self._clock = clock
         self._holder = holder
         self._readable = readable
+        self._stopped_at = stopped_at
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -111,8 +117,9 @@ class Decoder:
         """
         timeout = self._options_of(queue.name).visibility_timeout
         transit = min(LONGEST_TRANSIT_SECONDS, timeout / 10)
-        # A poll lasts no longer: where this process was stopped meanwhile, the answer is older than it looks.
-        since = max(called, min(returned - transit, called + LONGEST_POLL_SECONDS))
+        # Where this process was stopped meanwhile, the answer may have waited for it since.
+        arrived = min(self._stopped_at(called, returned), called + LONGEST_POLL_SECONDS)
+        since = max(called, min(returned, arrived) - transit)
         # SQS counts its 12 hours from the request, however long that waited for a message.
         horizon = called + VISIBILITY_HORIZON_SECONDS
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants

@@ -25,7 +25,7 @@ def noting(body=None, **options):
     @app.task(bind=True, **options)
     @functools.wraps(body)
     def run(self, key, *args, **kwargs):
-        note("started", key=key)
+        note("started", key=key, message=(getattr(self.request, "sqs", None) or {}).get("message_id"))
         try:
             result = body(self, key, *args, **kwargs)
         except Exception as error:

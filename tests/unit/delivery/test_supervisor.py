@@ -29,22 +29,51 @@ def test_a_bug_does_not_keep_the_supervisor_from_the_others(caplog):
     assert caplog.messages == ["unexpected error while replacing stuck threads; continuing"] * 2
 
 
+def run(supervisor, clock, *steps):
+    """Let the supervisor check so many times, with those seconds from one check to the next."""
+    following = iter(steps)
+
+    def wait(_timeout):
+        step = next(following, None)
+        clock.advance(step or 0)
+        return step is None
+
+    supervisor._run(SimpleNamespace(wait=wait))
+
+
 def test_after_the_process_was_stopped_answers_have_time_to_come():
     clock = FakeClock()
     supervised = Broken()
     supervisor = Supervisor(lambda: [supervised], clock)
-
-    steps = iter([CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS])
-
-    def wait(_timeout):
-        """The time from one check to the next."""
-        step = next(steps, None)
-        clock.advance(step or 0)
-        return step is None
-
     began = clock.monotonic()
-    supervisor._run(SimpleNamespace(wait=wait))
+    run(supervisor, clock, CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS)
     assert supervised.checks == [began + CHECK_INTERVAL_SECONDS, clock.monotonic()]
+
+
+def test_it_knows_whether_the_process_was_stopped_between_two_instants():
+    clock = FakeClock()
+    supervisor = Supervisor(list, clock)
+    began = clock.monotonic()
+    run(supervisor, clock, CHECK_INTERVAL_SECONDS)
+    assert supervisor.stopped_at(began, began + 1) == began + 1
+    run(supervisor, clock, CHECK_INTERVAL_SECONDS, 60, CHECK_INTERVAL_SECONDS)
+    seen, now = began + 2 * CHECK_INTERVAL_SECONDS, clock.monotonic()
+    assert supervisor.stopped_at(began, now) == seen
+    assert supervisor.stopped_at(seen + 60, now) == seen
+    assert supervisor.stopped_at(seen + 60.1, now) == now
+
+
+def test_it_knows_so_before_its_thread_goes_on(monkeypatch):
+    clock = FakeClock()
+    supervisor = Supervisor(list, clock)
+    monkeypatch.setattr(supervisor_module, "start_thread", lambda *_: "a thread that is stopped, too")
+    supervisor.start()
+    seen = clock.monotonic()
+    assert supervisor.stopped_at(seen, seen + CHECK_INTERVAL_SECONDS) == seen + CHECK_INTERVAL_SECONDS
+    assert supervisor.stopped_at(seen, seen + 60) == seen
+    assert supervisor.stopped_at(seen + 10, seen + 60) == seen + 60  # it hangs
+    supervisor.stop()
+    assert supervisor.stopped_at(seen, seen + 60) == seen + 60
 
 
 def test_where_it_has_no_thread_the_start_fails_and_can_be_tried_again(monkeypatch):

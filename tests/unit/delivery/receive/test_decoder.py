@@ -34,10 +34,10 @@ def open_message(_queue, message):
 
 
 class World:
-    def __init__(self, visibility_timeout=TIMEOUT):
+    def __init__(self, visibility_timeout=TIMEOUT, **options):
         self.clock = FakeClock()
         self.settled = []
-        self.decoder = Decoder(open_message, every_queue(visibility_timeout), self.clock, self)
+        self.decoder = Decoder(open_message, every_queue(visibility_timeout), self.clock, self, **options)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))
@@ -131,7 +131,14 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
 
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + 3600)
-    assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS + TIMEOUT
+    assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS - LONGEST_TRANSIT_SECONDS + TIMEOUT
+
+
+@pytest.mark.parametrize(("stopped_at", "since"), [(1004, 1003), (1000.5, 1000), (1012, 1011)])
+def test_an_answer_may_have_waited_for_a_process_that_was_stopped(stopped_at, since):
+    world = World(stopped_at=lambda called, returned: stopped_at)
+    ((delivery, _, _),) = world.decode(message(), called=1000, returned=1012)
+    assert delivery.deadline == since + TIMEOUT
 
 
 def test_a_delivery_knows_when_its_message_was_sent(world):
