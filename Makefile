@@ -26,12 +26,14 @@ AT_ONCE ?= 8
 TOGETHER := -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 25 --durations-min 2
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
+# What `.ci/run` runs on another server than `make test`: see tests/support/servers.py.
+PART := dead_letters ends error_visibility fanout fifo large_messages nothing_is_lost remote_control settling
 
 # Tests start a thousand processes: without bytecode each of them compiles the package anew, for half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -60,6 +62,13 @@ coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run what `make test` does, and
 # With AWS_CONFORMANCE=1 and credentials on AWS, too, whose answers become those of the rows.
 behaviours: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Replay tests/conformance/behaviours.jsonl on every emulator; rewrite deviations and docs/fidelity.md
 	@cd tests && $(BIN)/python -m support.behaviours
+
+# All three emulators, and the fake once for each of its switches; SERVERS=ministack for one of them.
+servers: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Run the worker tests of what SQS decides on every server that speaks SQS
+	@cd tests && $(BIN)/python -m support.servers $(SERVERS) $(if $(MODULES),--modules '$(MODULES)') --pytest='$(TOGETHER) $(PYTEST_OPTIONS)'
+
+servers-part: $(INSTALLED) $(EMULATOR) ## Of these, what takes three minutes: a part of them on ministack
+	@cd tests && $(BIN)/python -m support.servers ministack --modules '$(PART)' --pytest='$(TOGETHER) $(PYTEST_OPTIONS)'
 
 matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(MONITORS) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
 	@failed=; for version in $(VERSIONS); do \
