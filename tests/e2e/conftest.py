@@ -1,51 +1,29 @@
-"""pytest-celery's set-up: moto or LocalStack as broker, Redis as backend, real workers.
+"""pytest-celery's set-up on our vendor: SQS as broker, Redis as backend, real workers.
 
-Nodes are processes of this machine, unless SQS_TEST_NODES=docker asks for pytest-celery's own containers.
+Nodes are processes of this machine, or containers with SQS_TEST_NODES=docker: the same tests on both.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
 from e2e import tasks
-from pytest_celery import (
-    DEFAULT_WORKER_CONTAINER_TIMEOUT,
-    DEFAULT_WORKER_VOLUME,
-    LOCALSTACK_CREDS,
-    LOCALSTACK_ENV,
-    CeleryBackendCluster,
-    CeleryBrokerCluster,
-    CeleryWorkerContainer,
-)
-from pytest_docker_tools import build, container, fxtr
+from pytest_celery import CeleryBackendCluster, CeleryWorkerContainer
 from support.app import close_app
 from support.emulator import MotoServer
-from support.nodes import LocalProcess, MotoContainer, RedisProcessContainer, WorkerProcessContainer
+from support.nodes import LocalProcess, RedisProcessContainer, SQSProcessContainer, WorkerProcessContainer
 from support.redis_server import RedisServer, redis_program
+
+from celery_sqs_visibility.testing.pytest_celery import *  # noqa: F403 - its fixtures, as users get them
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_DOCKER = os.environ.get("SQS_TEST_NODES", "process") == "docker"
 VISIBILITY_TIMEOUT = 10
 START_SECONDS = 60
-
-
-@pytest.fixture(scope="session", autouse=True)
-def localstack_credentials(credentials):
-    """LocalStack takes any credentials, and tells accounts apart by them: the test's are the workers'."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in LOCALSTACK_CREDS.items():
-            patch.setenv(name, value)
-        yield
-
-
-@pytest.fixture
-def celery_broker_cluster(celery_localstack_broker):
-    """SQS only: pytest-celery's default would try every broker it knows."""
-    cluster = CeleryBrokerCluster(celery_localstack_broker)
-    yield cluster
-    cluster.teardown()
 
 
 @pytest.fixture
@@ -61,60 +39,109 @@ def default_worker_tasks(default_worker_tasks):
 
 
 @pytest.fixture
-def default_worker_env(default_worker_env):
-    return {**default_worker_env, **LOCALSTACK_CREDS}
+def settings():
+    """Further settings of worker and test; JSON values only."""
+    return {}
 
 
 @pytest.fixture
-def default_worker_app(default_worker_app):
-    """The settings of worker and test. They reach the worker as source text: JSON values only."""
-    default_worker_app.conf.update(
-        broker_transport="celery_sqs_visibility",
-        broker_transport_options={
-            "region": LOCALSTACK_CREDS["AWS_DEFAULT_REGION"],
-            "is_secure": False,
-            "visibility_timeout": VISIBILITY_TIMEOUT,
-            "wait_time_seconds": 2,
-        },
-        broker_connection_retry_on_startup=True,
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
-        worker_prefetch_multiplier=1,
-        result_extended=True,
-    )
+def default_worker_app(default_worker_app, settings):
+    conf = default_worker_app.conf
+    conf.broker_transport_options = {
+        **conf.broker_transport_options,
+        "visibility_timeout": VISIBILITY_TIMEOUT,
+    }
+    conf.update(task_reject_on_worker_lost=True, worker_prefetch_multiplier=1, result_extended=True)
+    conf.update(settings)
     yield default_worker_app
     close_app(default_worker_app)
 
 
 @pytest.fixture
-def other_worker(default_worker_cls, other_worker_container, default_worker_app):
-    """A second worker on the same queue, for tests that ask for two."""
-    worker = default_worker_cls(container=other_worker_container, app=default_worker_app)
-    yield worker
-    worker.teardown()
+def stock_content(default_worker_initial_content):
+    """The files of a worker of kombu's own transport."""
+    ours, stock = b"'broker_transport': 'celery_sqs_visibility'", b"'broker_transport': 'sqs'"
+    assert ours in default_worker_initial_content["app.py"]
+    return {name: source.replace(ours, stock) for name, source in default_worker_initial_content.items()}
+
+
+@pytest.fixture
+def make_worker(
+    default_worker_cls, make_worker_container, default_worker_initial_content, default_worker_app
+):
+    """`make_worker("name", content)`: another worker on the same queue, of other files if need be."""
+    workers = []
+
+    def make(name, content=None):
+        found = make_worker_container(name, content or default_worker_initial_content)
+        workers.append(default_worker_cls(container=found, app=default_worker_app))
+        return workers[-1]
+
+    yield make
+    for worker in workers:
+        worker.teardown()
 
 
 if ON_DOCKER:
+    from containers import engine
+    from e2e.images import image
+
+    class Image:
+        def __init__(self, tag):
+            self.id = tag
+
+    @pytest.fixture(scope="session")
+    def celery_base_worker_image():
+        if reason := engine.missing():
+            pytest.skip(reason)
+        return Image(image())
 
     @pytest.fixture
-    def default_localstack_broker_image():
-        return "localstack/localstack:4.14.0"  # later ones want an account
+    def default_sqs_broker_image(celery_base_worker_image):
+        return celery_base_worker_image.id
 
     @pytest.fixture
-    def default_localstack_broker_env():
-        # Queue URLs must have the host the caller used: a worker's is not the test's.
-        return {**LOCALSTACK_ENV, "SQS_ENDPOINT_STRATEGY": "dynamic"}
+    def default_redis_backend_image(celery_base_worker_image):
+        return celery_base_worker_image.id
 
-    celery_base_worker_image = build(path=str(ROOT), dockerfile="tests/e2e/Dockerfile")
-    other_worker_container = container(
-        image="{celery_base_worker_image.id}",
-        environment=fxtr("default_worker_env"),
-        network="{default_pytest_celery_network.name}",
-        volumes={"{default_worker_volume.name}": DEFAULT_WORKER_VOLUME},
-        wrapper_class=CeleryWorkerContainer,
-        timeout=DEFAULT_WORKER_CONTAINER_TIMEOUT,
-        command=fxtr("default_worker_command"),
-    )
+    @pytest.fixture
+    def make_worker_container(
+        docker_client,
+        celery_base_worker_image,
+        default_pytest_celery_network,
+        default_worker_command,
+        default_worker_env,
+    ):
+        started = []
+
+        def make(name, content):
+            raw = docker_client.containers.create(
+                celery_base_worker_image.id,
+                default_worker_command,
+                environment=default_worker_env,
+                network=default_pytest_celery_network.name,
+                labels=[engine.LABEL_NAME],
+            )
+            started.append(raw)
+            raw.put_archive("/app", _packed(content))
+            raw.start()
+            found = CeleryWorkerContainer(raw)
+            raw.reload()
+            assert found.ready()
+            return found
+
+        yield make
+        for raw in started:
+            raw.remove(force=True)
+
+    def _packed(content):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as archive:
+            for path, source in content.items():
+                entry = tarfile.TarInfo(path)
+                entry.size = len(source)
+                archive.addfile(entry, io.BytesIO(source))
+        return packed.getvalue()
 
 else:
 
@@ -137,9 +164,9 @@ else:
             process.stop()
 
     @pytest.fixture
-    def default_localstack_broker(start_process, tmp_path):
+    def default_sqs_broker(start_process, tmp_path):
         server = MotoServer(tmp_path)
-        return start_process(MotoContainer, "moto", server.command, port=server.port)
+        return start_process(SQSProcessContainer, "moto", server.command, port=server.port)
 
     @pytest.fixture
     def default_redis_backend(start_process, tmp_path):
@@ -149,27 +176,21 @@ else:
         return start_process(RedisProcessContainer, "redis", server.command, port=server.port)
 
     @pytest.fixture
-    def start_worker_process(
-        start_process, tmp_path, default_worker_command, default_worker_env, default_worker_initial_content
-    ):
-        def start(name):
+    def make_worker_container(start_process, tmp_path, default_worker_command, default_worker_env):
+        def make(name, content):
             directory = tmp_path / name
-            for path, source in default_worker_initial_content.items():
+            for path, source in content.items():
                 (directory / path).parent.mkdir(parents=True, exist_ok=True)
                 (directory / path).write_bytes(source)
             import_paths = (str(directory), str(ROOT), os.environ.get("PYTHONPATH", ""))
             env = {**default_worker_env, "PYTHONPATH": os.pathsep.join(filter(None, import_paths))}
             return start_process(WorkerProcessContainer, name, default_worker_command, env=env)
 
-        return start
+        return make
 
     @pytest.fixture
-    def default_worker_container(start_worker_process):
-        return start_worker_process("worker")
-
-    @pytest.fixture
-    def other_worker_container(start_worker_process):
-        return start_worker_process("other-worker")
+    def default_worker_container(make_worker_container, default_worker_initial_content):
+        return make_worker_container("worker", default_worker_initial_content)
 
     @pytest.fixture
     def default_worker_container_cls():

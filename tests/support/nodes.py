@@ -14,8 +14,10 @@ import uuid
 from signal import SIGCONT, SIGSTOP, Signals
 from typing import TYPE_CHECKING, Any
 
-from pytest_celery import CeleryWorkerContainer, LocalstackContainer, RedisContainer
+from pytest_celery import CeleryWorkerContainer, RedisContainer
 from support.processes import GuardedProcess
+
+from celery_sqs_visibility.testing.pytest_celery import SQSContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,10 +96,8 @@ class _OfThisMachine:
         return self.host_url
 
 
-class MotoContainer(_OfThisMachine, LocalstackContainer):
-    """moto in LocalStack's place, as an SQS broker."""
-
-    ready_prompt = "Running on"
+class SQSProcessContainer(_OfThisMachine, SQSContainer):
+    """A process of moto's server as the broker."""
 
 
 class RedisProcessContainer(_OfThisMachine, RedisContainer):

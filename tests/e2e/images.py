@@ -1,0 +1,33 @@
+"""The image of the pytest-celery tests' containers, without a registry: see tests/containers/images.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from containers.engine import build, image_exists, remove_older
+from containers.images import CACHE, OLDER_PYTHON_NEEDS, ROOT, base, digest, pip
+
+HERE = Path(__file__).resolve().parent
+NEEDS = ("celery-sqs-visibility", "moto[server]", "psutil", "pycurl", "pytest-celery", "redis")
+
+
+def image() -> str:
+    """The tag; built, if what goes in has changed."""
+    debian = base()
+    files = [HERE / "Dockerfile", ROOT / "tests/support/moto_server.py"]
+    sources = sorted((ROOT / "celery_sqs_visibility").rglob("*.py"))
+    tag = f"csv-e2e:{digest(debian, ROOT / 'constraints.txt', *NEEDS, *files, *sources)}"
+    if image_exists(tag):
+        return tag
+    context = CACHE / "e2e"
+    shutil.rmtree(context, ignore_errors=True)
+    context.mkdir(parents=True)
+    limits = ["--constraint", str(ROOT / "constraints.txt"), "--wheel-dir", str(context / "wheels")]
+    pip("wheel", *limits, *NEEDS[1:], *OLDER_PYTHON_NEEDS, str(ROOT))
+    (context / "requirements.txt").write_text("\n".join(NEEDS) + "\n")
+    shutil.copy(files[1], context)
+    build(context, files[0], tag, {"BASE": debian})
+    shutil.rmtree(context)
+    remove_older(tag)
+    return tag
