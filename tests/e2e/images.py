@@ -20,14 +20,17 @@ def image() -> str:
     tag = f"csv-e2e:{digest(debian, ROOT / 'constraints.txt', *NEEDS, *files, *sources)}"
     if image_exists(tag):
         return tag
-    context = CACHE / "e2e"
-    shutil.rmtree(context, ignore_errors=True)
-    context.mkdir(parents=True)
-    limits = ["--constraint", str(ROOT / "constraints.txt"), "--wheel-dir", str(context / "wheels")]
-    pip("wheel", *limits, *NEEDS[1:], *OLDER_PYTHON_NEEDS, str(ROOT))
+    context = CACHE / f"e2e-{digest(ROOT / 'pyproject.toml', ROOT / 'constraints.txt', *NEEDS)}"
+    wheels = context / "wheels"
+    if not wheels.exists():
+        limits = ["--constraint", str(ROOT / "constraints.txt"), "--wheel-dir", f"{wheels}.new"]
+        pip("wheel", *limits, *NEEDS[1:], *OLDER_PYTHON_NEEDS, str(ROOT))
+        Path(f"{wheels}.new").rename(wheels)
+    for old in wheels.glob("celery_sqs_visibility-*"):
+        old.unlink()
+    pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
     (context / "requirements.txt").write_text("\n".join(NEEDS) + "\n")
     shutil.copy(files[1], context)
     build(context, files[0], tag, {"BASE": debian})
-    shutil.rmtree(context)
     remove_older(tag)
     return tag
