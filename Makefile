@@ -122,6 +122,7 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 # Needs a Docker engine, and root for the scene that drops packets; without an engine all are skipped.
 containers: $(INSTALLED) ## Run workers in containers, and rewrite the second table of docs/reliability.md
 	@$(BIN)/python -m pytest tests/containers/check_scenes.py --show-capture no --accounts docs/reliability.md $(PYTEST_OPTIONS)
+	@SQS_TEST_NODES=docker $(BIN)/python -m pytest tests/e2e $(PYTEST_OPTIONS)
 
 # Each into an environment of its own that has nothing but the package and its dependencies.
 package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and install each in a clean environment

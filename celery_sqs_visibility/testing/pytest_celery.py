@@ -25,7 +25,8 @@ DEFAULT_SQS_BROKER: Final = "default_sqs_broker"
 #: moto's own image. Any that has `moto_server` will do.
 SQS_IMAGE: Final = "motoserver/moto"
 SQS_PORT: Final = 5000
-SQS_PORTS: Final = {f"{SQS_PORT}/tcp": None}
+PORT_NAME: Final = f"{SQS_PORT}/tcp"
+SQS_PORTS: Final = {PORT_NAME: None}
 SQS_REGION: Final = "us-east-1"
 SQS_ENV: Final[dict[str, str]] = {}
 SQS_CONTAINER_TIMEOUT: Final = 60
@@ -61,8 +62,10 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def host_url(self) -> str:
-        """The broker's URL on this machine."""
-        return f"{self.prefix()}localhost:{self.port}"
+        """The broker's URL for the test, which may be in a container itself."""
+        self._wait_port(PORT_NAME)
+        host, port = self.get_addr(PORT_NAME)
+        return f"{self.prefix()}{host}:{port}"
 
     @property
     def hostname(self) -> str:
@@ -71,8 +74,8 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def port(self) -> int:
-        """Its port on this machine."""
-        return int(self._wait_port(f"{SQS_PORT}/tcp"))
+        """Its port for the test."""
+        return int(self._wait_port(PORT_NAME))
 
     @classmethod
     def command(cls, *args: str, **_: Any) -> list[str]:

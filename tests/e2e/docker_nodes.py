@@ -8,7 +8,8 @@ import tarfile
 import pytest
 from containers import engine
 from e2e.images import image
-from pytest_celery import CeleryWorkerContainer
+from pytest_celery import CeleryWorkerContainer, RedisContainer
+from pytest_docker_tools import container, fxtr
 
 
 class Image:
@@ -31,6 +32,27 @@ def default_sqs_broker_image(celery_base_worker_image):
 @pytest.fixture
 def default_redis_backend_image(celery_base_worker_image):
     return celery_base_worker_image.id
+
+
+class ReachableRedisContainer(RedisContainer):
+    """One that a test finds from a container, too, where it is not at localhost."""
+
+    @property
+    def host_url(self):
+        self._wait_port("6379/tcp")
+        host, port = self.get_addr("6379/tcp")
+        return f"{self.prefix()}{host}:{port}/{self.vhost}"
+
+
+default_redis_backend = container(
+    image="{default_redis_backend_image}",
+    ports=fxtr("default_redis_backend_ports"),
+    environment=fxtr("default_redis_backend_env"),
+    network="{default_pytest_celery_network.name}",
+    wrapper_class=ReachableRedisContainer,
+    timeout=60,
+    command=fxtr("default_redis_backend_command"),
+)
 
 
 @pytest.fixture

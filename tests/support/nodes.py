@@ -95,6 +95,10 @@ class _OfThisMachine:
     def url(self) -> str:
         return self.host_url
 
+    @property
+    def host_url(self) -> str:
+        return f"{self.prefix()}127.0.0.1:{self.port}"
+
 
 class SQSProcessContainer(_OfThisMachine, SQSContainer):
     """A process of moto's server as the broker."""
