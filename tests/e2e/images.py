@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from containers.engine import build, image_exists, remove_older
+from containers.engine import BUILD_SECONDS, LABEL_NAME, docker, image_exists, remove_older
 from containers.images import CACHE, OLDER_PYTHON_NEEDS, ROOT, base, digest, pip
 
 HERE = Path(__file__).resolve().parent
@@ -31,6 +31,8 @@ def image() -> str:
     pip("wheel", "--no-deps", "--wheel-dir", str(wheels), str(ROOT))
     (context / "requirements.txt").write_text("\n".join(NEEDS) + "\n")
     shutil.copy(files[1], context)
-    build(context, files[0], tag, {"BASE": debian})
+    # Containers inherit the label, and pytest-docker-tools removes them: init's, they are nobody's leftovers.
+    options = ["--quiet", "--label", f"{LABEL_NAME}=1", "--build-arg", f"BASE={debian}"]
+    docker("build", *options, "--tag", tag, "--file", str(files[0]), str(context), timeout=BUILD_SECONDS)
     remove_older(tag)
     return tag
