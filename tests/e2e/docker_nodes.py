@@ -71,7 +71,6 @@ def make_worker_container(
             default_worker_command,
             environment=default_worker_env,
             network=default_pytest_celery_network.name,
-            labels=[engine.LABEL_NAME],
         )
         started.append(raw)
         raw.put_archive("/app", _packed(content))

@@ -10,7 +10,8 @@ LONGEST_BODY = 12
 
 #: Facts of what came that no row needs to expect, unless it says so.
 _INCIDENTAL = frozenset(
-    "message bodies counts system attributes values numbers found waited same base64".split()
+    {"message", "bodies", "counts", "system", "attributes", "values", "numbers", "found", "waited", "same"}
+    | {"base64"}
 )
 
 
