@@ -27,7 +27,7 @@ TOGETHER := -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 25
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
 # What `.ci/run` runs on another server than `make test`: see tests/support/servers.py.
-PART := dead_letters ends error_visibility fanout fifo large_messages nothing_is_lost remote_control settling
+PART := dead_letters ends error_visibility fanout fifo remote_control settling
 
 # Tests start a thousand processes: without bytecode each of them compiles the package anew, for half a second.
 unexport PYTHONDONTWRITEBYTECODE
