@@ -28,12 +28,14 @@ AT_ONCE ?= 8
 TOGETHER := -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 25 --durations-min 2
 ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
 	limits nothing_is_lost settling)
+# What `.ci/run` runs on another server than `make test`: see tests/support/servers.py.
+PART := dead_letters ends error_visibility fanout fifo remote_control settling
 
 # Tests start a thousand processes: without bytecode each of them compiles the package anew, for half a second.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -62,6 +64,13 @@ coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run what `make test` does, and
 # With AWS_CONFORMANCE=1 and credentials on AWS, too, whose answers become those of the rows.
 behaviours: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Replay tests/conformance/behaviours.jsonl on every emulator; rewrite deviations and docs/fidelity.md
 	@cd tests && $(BIN)/python -m support.behaviours
+
+# All three emulators, and the fake once for each of its switches; SERVERS=ministack for one of them.
+servers: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Run the worker tests of what SQS decides on every server that speaks SQS
+	@cd tests && $(BIN)/python -m support.servers $(SERVERS) $(if $(MODULES),--modules '$(MODULES)') --pytest='$(TOGETHER) $(PYTEST_OPTIONS)'
+
+servers-part: $(INSTALLED) $(EMULATOR) ## Of these, what takes three minutes: a part of them on ministack
+	@cd tests && $(BIN)/python -m support.servers ministack --modules '$(PART)' --pytest='$(TOGETHER) $(PYTEST_OPTIONS)'
 
 matrix: $(VERSIONS:%=$(MATRIX)/celery-%/.installed) $(MONITORS) ## Run unit and worker tests on the newest Celery 5.5, 5.6 and 5.7
 	@failed=; for version in $(VERSIONS); do \
@@ -118,6 +127,7 @@ check: $(INSTALLED) ## Run the linters, the type checker and the speller
 # Needs a Docker engine, and root for the scene that drops packets; without an engine all are skipped.
 containers: $(INSTALLED) ## Run workers in containers, and rewrite the second table of docs/reliability.md
 	@$(BIN)/python -m pytest tests/containers/check_scenes.py --show-capture no --accounts docs/reliability.md $(PYTEST_OPTIONS)
+	@SQS_TEST_NODES=docker $(BIN)/python -m pytest tests/e2e $(PYTEST_OPTIONS)
 
 others: $(OTHERS) ## Run others' tests on this transport, and rewrite the table of docs/compatibility.md
 	@cd tests && $(CURDIR)/.venvs/others/bin/python -m others.run

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
-from support.emulator import MotoServer
+from support.known_deviations import expect_failures
 from support.order import Record, Rest, Scheduling, arrange
 from support.programs import require_all
 from support.proxy import FaultProxy
 from support.reliability import FIXTURE, Table, report
+from support.sqs_servers import SERVERS, sqs_server
 from support.worker import WorkerProcess
 
 CREDENTIALS = {
@@ -50,6 +51,12 @@ def pytest_addoption(parser):
         default="prefork",
         help="the pool of every worker whose test does not name one; with another than prefork, tests that "
         "name one and tests marked prefork_only are deselected",
+    )
+    parser.addoption(
+        "--sqs-server",
+        choices=SERVERS,
+        default="moto",
+        help="the server that speaks SQS; tests that a known deviation of it fails are expected to fail",
     )
     parser.addoption(
         "--repeated",
@@ -95,6 +102,10 @@ def pytest_configure(config):
         "markers", "own_pool: the test names its workers' pools itself; deselected by --pool"
     )
     config.addinivalue_line("markers", "prefork_only(reason): needs child processes; deselected by --pool")
+    config.addinivalue_line(
+        "markers",
+        "relies_on(*rows, run=True): what must be as behaviours.jsonl has it; fails where it is not",
+    )
     config.addinivalue_line("markers", "slow(reason): takes seconds of CPU; left out by `make quick`")
 
 
@@ -122,6 +133,7 @@ def pytest_collection_modifyitems(config, items):
 
     config.hook.pytest_deselected(items=[item for item in items if unwanted(item)])
     items[:] = [item for item in items if not unwanted(item)]
+    expect_failures(items, config.getoption("sqs_server"))
     if hasattr(config, "workerinput"):
         arrange(items)
 
@@ -153,9 +165,9 @@ def credentials():
 
 
 @pytest.fixture(scope="session")
-def emulator(credentials, tmp_path_factory):
-    """moto's server, one for the session; tests keep apart by queue names."""
-    with MotoServer(tmp_path_factory.mktemp("emulator")) as server:
+def emulator(credentials, tmp_path_factory, pytestconfig):
+    """The server of `--sqs-server`, one for the session; tests keep apart by queue names."""
+    with sqs_server(pytestconfig.getoption("sqs_server"), tmp_path_factory.mktemp("emulator")) as server:
         yield server
 
 

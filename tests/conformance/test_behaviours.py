@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from support.behaviours import page, recorder
-from support.behaviours.__main__ import PAGE, ROWS
+from support.behaviours.__main__ import PAGE
 from support.behaviours.language import read_rows
 from support.behaviours.replay import replay_all, replay_all_on_fakes
-from support.behaviours.servers import INSTALLED_BY, ROOT, is_installed, server
+from support.behaviours.servers import server
 from support.behaviours.targets import BotoTarget
+from support.known_deviations import ROWS
+from support.sqs_servers import INSTALLED_BY, ROOT, is_installed
 
 BEHAVIOURS = read_rows(ROWS)
 QUICK = [row for row in BEHAVIOURS if not row.is_slow]
@@ -23,6 +25,13 @@ def test_so_does_moto(emulator):
     came = replay_all(QUICK, target)
     target.close()
     assert recorder.disagreements("moto", QUICK, came) == []
+
+
+def test_the_fake_that_is_served_is_the_fake(tmp_path):
+    asked = [row for row in QUICK if row.expected_of("fake").get("asked", True)]
+    with server("fake", tmp_path) as target:
+        came = replay_all(asked, target)
+    assert recorder.disagreements("fake", asked, came) == []
 
 
 @pytest.mark.slow("each starts in seconds of CPU")

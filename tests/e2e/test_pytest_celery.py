@@ -7,9 +7,12 @@ from contextlib import contextmanager
 
 import pytest
 from celery import chain, chord, group
-from e2e.tasks import add, add_at_third_attempt, survive, total, whoami
+from e2e.tasks import add, add_at_third_attempt, count, linger, survive, total, whoami
 from pytest_celery import CeleryWorkerCluster
+from support.app import close_app
 from support.processes import wait_until
+
+from celery_sqs_visibility.testing.pytest_celery import SQSTestSetup
 
 RESULT_SECONDS = 60
 
@@ -23,6 +26,18 @@ def key(celery_setup):
 
 def attempts(setup, key):
     return int(setup.app.backend.client.get(key) or 0)
+
+
+def wait_for_attempt(setup, key, number=1):
+    wait_until(lambda: attempts(setup, key) == number, RESULT_SECONDS, f"attempt {number} to begin")
+
+
+def wait_until_ended(worker):
+    def ended():
+        worker.container.reload()
+        return worker.container.status == "exited"
+
+    wait_until(ended, RESULT_SECONDS, worker.logs)
 
 
 @contextmanager
@@ -55,27 +70,145 @@ def test_a_group_and_its_chord_complete_with_a_member_that_fails_twice(celery_se
     assert attempts(celery_setup, f"{key}-chord") == 3
 
 
+def test_a_group_of_a_thousand_completes(celery_setup, key):
+    grouped = group(add.s(number, number) for number in range(1000)).delay()
+    assert grouped.get(timeout=2 * RESULT_SECONDS) == [2 * number for number in range(1000)]
+
+
 def test_a_task_whose_worker_was_killed_runs_again(celery_setup, key):
     result = survive.delay(key)
-    wait_until(lambda: attempts(celery_setup, key) == 1, RESULT_SECONDS, "the task to start")
+    wait_for_attempt(celery_setup, key)
     celery_setup.worker.kill()
     celery_setup.worker.restart()
     assert result.get(timeout=RESULT_SECONDS) == "survived"
     assert attempts(celery_setup, key) == 2
 
 
+def test_a_restarted_worker_takes_what_came_meanwhile(celery_setup, key):
+    celery_setup.worker.kill("SIGTERM")
+    wait_until_ended(celery_setup.worker)
+    result = count.delay(key)
+    celery_setup.worker.restart()
+    assert result.get(timeout=RESULT_SECONDS) == 1
+
+
+def test_a_warm_shutdown_lets_a_run_end(celery_setup, key):
+    linger.delay(key, 3)
+    wait_for_attempt(celery_setup, key)
+    celery_setup.worker.kill("SIGTERM")
+    wait_until_ended(celery_setup.worker)
+    assert attempts(celery_setup, f"{key}-ends") == 1
+    celery_setup.worker.restart()
+    assert add.delay(1, 1).get(timeout=RESULT_SECONDS) == 2
+    assert attempts(celery_setup, key) == 1, "it was deleted, and has not come back"
+
+
+def test_a_cold_shutdown_gives_a_run_to_the_next_worker(celery_setup, key):
+    result = survive.delay(key)
+    wait_for_attempt(celery_setup, key)
+    celery_setup.worker.kill("SIGQUIT")
+    wait_until_ended(celery_setup.worker)
+    celery_setup.worker.restart()
+    assert result.get(timeout=RESULT_SECONDS) == "survived"
+    assert attempts(celery_setup, key) == 2
+
+
+class TestSoftShutdown:
+    @pytest.fixture
+    def settings(self):
+        return {"worker_soft_shutdown_timeout": 8}
+
+    def test_it_lets_a_run_end_and_gives_back_one_that_takes_too_long(self, celery_setup, key):
+        short, long = linger.delay(f"{key}-short", 3), survive.delay(key)
+        wait_for_attempt(celery_setup, f"{key}-short")
+        wait_for_attempt(celery_setup, key)
+        celery_setup.worker.kill("SIGQUIT")
+        wait_until_ended(celery_setup.worker)
+        assert attempts(celery_setup, f"{key}-short-ends") == 1
+        celery_setup.worker.restart()
+        assert long.get(timeout=RESULT_SECONDS) == "survived"
+        assert short.get(timeout=RESULT_SECONDS) == 1
+        assert attempts(celery_setup, f"{key}-short") == 1
+
+
+class TestSeveralQueues:
+    @pytest.fixture
+    def default_worker_command(self, default_worker_container_cls):
+        return default_worker_container_cls.command("-Q", "celery,mail,orders")
+
+    def test_one_worker_serves_all(self, celery_setup, key):
+        queues = ["celery", "mail", "orders"]
+        results = [add.apply_async((number, 1), queue=queue) for number, queue in enumerate(queues)]
+        assert [result.get(timeout=RESULT_SECONDS) for result in results] == [1, 2, 3]
+
+
+class TestBeat:
+    @pytest.fixture
+    def settings(self):
+        return {"beat_schedule": {"often": {"task": count.name, "schedule": 1.0, "args": ["ticks"]}}}
+
+    @pytest.fixture
+    def default_worker_command(self, default_worker_container_cls):
+        return default_worker_container_cls.command("-B")
+
+    def test_what_is_due_is_run(self, celery_setup, key):
+        wait_until(lambda: attempts(celery_setup, "ticks") >= 3, RESULT_SECONDS, celery_setup.worker.logs)
+
+
 class TestTwoWorkers:
     @pytest.fixture
-    def celery_worker_cluster(self, celery_worker, other_worker):
-        cluster = CeleryWorkerCluster(celery_worker, other_worker)
+    def celery_worker_cluster(self, celery_worker, make_worker):
+        cluster = CeleryWorkerCluster(celery_worker, make_worker("other-worker"))
         yield cluster
         cluster.teardown()
 
+    @staticmethod
+    def its_worker_and_the_other(setup, result):
+        """The worker that runs the task, and the one that does not."""
+        (its,) = (worker for worker in setup.worker_cluster if result.id in worker.logs())
+        (other,) = (worker for worker in setup.worker_cluster if worker is not its)
+        return its, other
+
     def test_the_message_of_a_frozen_worker_goes_to_the_other(self, celery_setup, key):
         result = survive.delay(key)
-        wait_until(lambda: attempts(celery_setup, key) == 1, RESULT_SECONDS, "the task to start")
-        worker_of_it = next(worker for worker in celery_setup.worker_cluster if result.id in worker.logs())
-        (the_other,) = (worker for worker in celery_setup.worker_cluster if worker is not worker_of_it)
-        with frozen(worker_of_it):
+        wait_for_attempt(celery_setup, key)
+        its, other = self.its_worker_and_the_other(celery_setup, result)
+        with frozen(its):
             assert result.get(timeout=RESULT_SECONDS) == "survived"
-            assert whoami.delay().get(timeout=RESULT_SECONDS) == the_other.hostname()
+            assert whoami.delay().get(timeout=RESULT_SECONDS) == other.hostname()
+
+    def test_the_message_of_a_killed_worker_goes_to_the_other(self, celery_setup, key):
+        result = survive.delay(key)
+        wait_for_attempt(celery_setup, key)
+        its, other = self.its_worker_and_the_other(celery_setup, result)
+        its.kill()
+        assert result.get(timeout=RESULT_SECONDS) == "survived"
+        assert whoami.delay().get(timeout=RESULT_SECONDS) == other.hostname()
+
+
+class TestMixedFleet:
+    """Beside our worker one with kombu's own transport, and a producer with it."""
+
+    @pytest.fixture
+    def celery_worker_cluster(self, celery_worker, make_worker, stock_content):
+        cluster = CeleryWorkerCluster(celery_worker, make_worker("stock-worker", stock_content))
+        yield cluster
+        cluster.teardown()
+
+    @pytest.fixture
+    def stock_app(self, celery_setup_config, default_worker_app):
+        app = SQSTestSetup.create_setup_app(celery_setup_config, "stock-producer")
+        app.conf.broker_transport = "sqs"
+        yield app
+        close_app(app)
+
+    def test_both_transports_send_and_both_run(self, celery_setup, stock_app, key):
+        ours, stock = celery_setup.worker_cluster
+        for apps in (celery_setup.app, stock_app):
+            results = [apps.send_task(whoami.name) for _ in range(20)]
+            ran = {result.get(timeout=RESULT_SECONDS) for result in results}
+            assert ran <= {ours.hostname(), stock.hostname()}
+        with frozen(ours):
+            assert stock_app.send_task(whoami.name).get(timeout=RESULT_SECONDS) == stock.hostname()
+        with frozen(stock):
+            assert stock_app.send_task(add.name, (1, 2)).get(timeout=RESULT_SECONDS) == 3

@@ -14,8 +14,10 @@ import uuid
 from signal import SIGCONT, SIGSTOP, Signals
 from typing import TYPE_CHECKING, Any
 
-from pytest_celery import CeleryWorkerContainer, LocalstackContainer, RedisContainer
+from pytest_celery import CeleryWorkerContainer, RedisContainer
 from support.processes import GuardedProcess
+
+from celery_sqs_visibility.testing.pytest_celery import SQSContainer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,11 +95,13 @@ class _OfThisMachine:
     def url(self) -> str:
         return self.host_url
 
+    @property
+    def host_url(self) -> str:
+        return f"{self.prefix()}127.0.0.1:{self.port}"
 
-class MotoContainer(_OfThisMachine, LocalstackContainer):
-    """moto in LocalStack's place, as an SQS broker."""
 
-    ready_prompt = "Running on"
+class SQSProcessContainer(_OfThisMachine, SQSContainer):
+    """A process of moto's server as the broker."""
 
 
 class RedisProcessContainer(_OfThisMachine, RedisContainer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from support.faults import error, fail_entries, lose_response
 
 
@@ -48,6 +49,7 @@ def test_several_groups_run_side_by_side_and_each_in_order(make_fifo_site):
         assert events == [(event, f"{group}{n}") for n in range(3) for event in ("started", "done")]
 
 
+@pytest.mark.relies_on("fifo.attempt-brings-the-same")
 def test_an_answer_that_was_lost_closes_no_group(make_fifo_site):
     site = make_fifo_site(visibility_timeout=120)
     send(site, "a", "quick", "a")

@@ -201,6 +201,7 @@ def test_a_large_result_is_a_message_too(site, s3, bucket):
     wait_until_removed(site, s3, bucket)
 
 
+@pytest.mark.relies_on("receive.handle-is-base64")
 @pytest.mark.skipif(find_spec("sqs_extended_client") is None, reason="amazon-sqs-extended-client is missing")
 def test_amazons_own_client_reads_and_writes_the_same_messages(make_site, emulator, s3, bucket):
     site = make_site(payload_store=f"s3://{bucket}")  # that client's keys have no prefix

@@ -14,9 +14,10 @@ from pathlib import Path
 from support.behaviours import page, recorder
 from support.behaviours.language import IMPLEMENTATIONS, read_rows
 from support.behaviours.replay import replay_all, replay_all_on_fakes
-from support.behaviours.servers import INSTALLED_BY, ROOT, asks_aws, is_installed, server
+from support.behaviours.servers import asks_aws, server
+from support.known_deviations import ROWS
+from support.sqs_servers import INSTALLED_BY, ROOT, is_installed
 
-ROWS = ROOT / "tests/conformance/behaviours.jsonl"
 PAGE = ROOT / "docs/fidelity.md"
 
 

@@ -11,6 +11,7 @@ LONGEST_BODY = 12
 #: Facts of what came that no row needs to expect, unless it says so.
 _INCIDENTAL = frozenset(
     {"message", "bodies", "counts", "system", "attributes", "values", "numbers", "found", "waited", "same"}
+    | {"base64"}
 )
 
 
@@ -103,5 +104,6 @@ _WORDS: dict[str, Callable[[Any], str]] = {
     "numbers": lambda numbers: "visible {}, hidden {}, delayed {}".format(*numbers),
     "found": "{} queues".format,
     "waited": lambda bounds: f"after {bounds[0]:g} to {bounds[1]:g} units",
+    "base64": lambda is_it: "handles in base64" if is_it else "handles that are not in base64",
     "same": lambda same: "the same message id" if same else "another message id",
 }

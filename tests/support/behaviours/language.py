@@ -83,6 +83,7 @@ FACTS: dict[str, type | tuple[type, ...]] = {
     "numbers": list,  # messages of the queue: visible, hidden, delayed
     "found": int,  # queues listed
     "waited": list,  # seconds until the answer, from and to
+    "base64": bool,  # whether receipt handles have the characters of base64 alone
     "same": bool,  # whether two receives or sends of one body brought the same message id
 }
 

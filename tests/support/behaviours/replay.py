@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,8 @@ PUNCTUAL = 0.5
 STRETCHES = 5
 
 NUMBERS = [f"ApproximateNumberOfMessages{state}" for state in ("", "NotVisible", "Delayed")]
+
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+=*")
 
 _STRETCHED = ("DelaySeconds", "VisibilityTimeout", "ReceiveMessageWaitTimeSeconds")
 
@@ -242,6 +245,7 @@ class _Replay:
                 for name, value in messages[0].get("MessageAttributes", {}).items()
             }
             answer["same"] = all(same)
+            answer["base64"] = all(_BASE64.fullmatch(message["ReceiptHandle"]) for message in messages)
         return answer
 
     def _note(self, message: Mapping[str, Any]) -> bool:

@@ -1,0 +1,214 @@
+"""SQS broker vendor for pytest-celery: container, node and fixtures, in the shapes of its own vendors.
+
+Nothing imports it, and no plug-in loads it: a project asks for it in its `conftest.py`, by
+`pytest_plugins = ["celery_sqs_visibility.testing.pytest_celery"]`. Then the broker of `celery_setup` is SQS.
+Needs `pytest-celery`, and a Docker engine where a fixture that starts a container is not overridden.
+"""
+
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import pytest
+from celery import Celery
+from kombu import Connection
+from pytest_celery import CeleryBrokerCluster, CeleryTestBroker, CeleryTestContainer, CeleryTestSetup
+from pytest_docker_tools import container, fxtr
+
+CELERY_SQS_BROKER: Final = "celery_sqs_broker"
+DEFAULT_SQS_BROKER: Final = "default_sqs_broker"
+
+#: moto's own image. Any that has `moto_server` will do.
+SQS_IMAGE: Final = "motoserver/moto"
+SQS_PORT: Final = 5000
+PORT_NAME: Final = f"{SQS_PORT}/tcp"
+SQS_PORTS: Final = {PORT_NAME: None}
+SQS_REGION: Final = "us-east-1"
+SQS_ENV: Final[dict[str, str]] = {}
+SQS_CONTAINER_TIMEOUT: Final = 60
+
+#: moto takes any credentials; in the URL they need no variable of the environment.
+SQS_PREFIX: Final = "sqs://test:test@"
+
+
+class SQSContainer(CeleryTestContainer):
+    """A container with moto's server, which is SQS in memory."""
+
+    @property
+    def client(self) -> Connection:
+        """A connection of kombu's over this package's transport."""
+        return Connection(
+            self.celeryconfig["host_url"], transport=TRANSPORT, transport_options=dict(TRANSPORT_OPTIONS)
+        )
+
+    @property
+    def celeryconfig(self) -> dict[str, Any]:
+        """URLs for workers, which are containers, and for the test, which is not."""
+        return {
+            "url": self.url,
+            "host_url": self.host_url,
+            "hostname": self.hostname,
+            "port": self.port,
+        }
+
+    @property
+    def url(self) -> str:
+        """The broker's URL in its network."""
+        return f"{self.prefix()}{self.hostname}:{SQS_PORT}"
+
+    @property
+    def host_url(self) -> str:
+        """The broker's URL for the test, which may be in a container itself."""
+        self._wait_port(PORT_NAME)
+        host, port = self.get_addr(PORT_NAME)
+        return f"{self.prefix()}{host}:{port}"
+
+    @property
+    def hostname(self) -> str:
+        """Its name in its network."""
+        return str(self.attrs["Config"]["Hostname"])
+
+    @property
+    def port(self) -> int:
+        """Its port for the test."""
+        return int(self._wait_port(PORT_NAME))
+
+    @classmethod
+    def command(cls, *args: str, **_: Any) -> list[str]:
+        """The arguments of the entry point."""
+        return ["--host", "0.0.0.0", "--port", str(SQS_PORT), *args]  # noqa: S104 - in a container
+
+    @classmethod
+    def entrypoint(cls) -> list[str]:
+        """The program, whatever that of the image is."""
+        return ["moto_server"]
+
+    @classmethod
+    def version(cls) -> str:
+        """The image's tag."""
+        return cls.image().rpartition("/")[2].partition(":")[2] or "latest"
+
+    @classmethod
+    def initial_env(cls) -> dict[str, str]:
+        """Its environment."""
+        return SQS_ENV
+
+    @classmethod
+    def image(cls) -> str:
+        """The image's name."""
+        return SQS_IMAGE
+
+    @classmethod
+    def ports(cls) -> dict[str, None]:
+        """Ports that are free on this machine."""
+        return SQS_PORTS
+
+    @classmethod
+    def prefix(cls) -> str:
+        """Beginning of the URL: scheme and credentials."""
+        return SQS_PREFIX
+
+    @property
+    def ready_prompt(self) -> str:
+        """The line that moto logs when it listens."""
+        return "Running on"
+
+
+class SQSTestBroker(CeleryTestBroker):
+    """An SQS as a broker node."""
+
+
+TRANSPORT: Final = "celery_sqs_visibility"
+
+#: moto speaks no TLS, and answers an empty poll after these seconds at the latest: workers end soon.
+TRANSPORT_OPTIONS: Final = {"region": SQS_REGION, "is_secure": False, "wait_time_seconds": 2}
+
+
+class SQSTestSetup(CeleryTestSetup):
+    """A set-up whose app uses this package's transport, if its broker is SQS."""
+
+    @classmethod
+    def update_app_config(cls, app: Celery[Any]) -> None:
+        """Choose the transport. The settings reach workers as source text: JSON values only."""
+        super().update_app_config(app)
+        if urlsplit(app.conf.broker_url or "").scheme == "sqs":
+            app.conf.update(
+                broker_transport=TRANSPORT,
+                broker_transport_options=dict(TRANSPORT_OPTIONS),
+                broker_connection_retry_on_startup=True,
+                task_acks_late=True,
+            )
+
+
+@pytest.fixture
+def celery_setup_cls() -> type[CeleryTestSetup]:
+    """The set-up's class: apps with an SQS broker get this package's transport."""
+    return SQSTestSetup
+
+
+@pytest.fixture
+def celery_broker_cluster(celery_sqs_broker: SQSTestBroker) -> Iterator[CeleryBrokerCluster]:
+    """One SQS, in place of every broker that pytest-celery knows."""
+    cluster = CeleryBrokerCluster(celery_sqs_broker)
+    yield cluster
+    cluster.teardown()
+
+
+@pytest.fixture
+def celery_sqs_broker(default_sqs_broker: SQSContainer) -> Iterator[SQSTestBroker]:
+    """Make a broker node of the container."""
+    broker = SQSTestBroker(default_sqs_broker)
+    yield broker
+    broker.teardown()
+
+
+@pytest.fixture
+def default_sqs_broker_cls() -> type[SQSContainer]:
+    """The container's class. Override it to change defaults for all tests."""
+    return SQSContainer
+
+
+default_sqs_broker = container(
+    image="{default_sqs_broker_image}",
+    ports=fxtr("default_sqs_broker_ports"),
+    environment=fxtr("default_sqs_broker_env"),
+    network="{default_pytest_celery_network.name}",
+    wrapper_class=SQSContainer,
+    timeout=SQS_CONTAINER_TIMEOUT,
+    command=fxtr("default_sqs_broker_command"),
+    entrypoint=fxtr("default_sqs_broker_entrypoint"),
+)
+
+
+@pytest.fixture
+def default_sqs_broker_command(default_sqs_broker_cls: type[SQSContainer]) -> list[str]:
+    """Arguments of the program."""
+    return default_sqs_broker_cls.command()
+
+
+@pytest.fixture
+def default_sqs_broker_entrypoint(default_sqs_broker_cls: type[SQSContainer]) -> list[str]:
+    """The program."""
+    return default_sqs_broker_cls.entrypoint()
+
+
+@pytest.fixture
+def default_sqs_broker_env(default_sqs_broker_cls: type[SQSContainer]) -> dict[str, str]:
+    """The container's environment."""
+    return default_sqs_broker_cls.initial_env()
+
+
+@pytest.fixture
+def default_sqs_broker_image(default_sqs_broker_cls: type[SQSContainer]) -> str:
+    """The image's name."""
+    return default_sqs_broker_cls.image()
+
+
+@pytest.fixture
+def default_sqs_broker_ports(default_sqs_broker_cls: type[SQSContainer]) -> dict[str, None]:
+    """The container's ports."""
+    return default_sqs_broker_cls.ports()
