@@ -27,8 +27,11 @@ from mutmut.configuration import config
 from mutmut.mutation.data import SourceFileMutationData
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 from mutmut.mutation.mutators import mutation_operators, operator_string
+from mutmut.runners.harness import PytestRunner
+from mutmut.state import state
 from mutmut.stats import status_by_exit_code
 from mutmut.utils.file_utils import copy_src_dir, walk_mutatable_files
+from mutmut.workers.isolation import ForkServerRunner
 
 BENCHMARKS = Path(__file__).resolve().parent
 EQUIVALENTS = Path(__file__).with_name("mutants_equivalent.json")
@@ -81,6 +84,13 @@ def choose_operators():
     ]
 
 
+class FastTestsFirst(ForkServerRunner):
+    """A test that waits for a mutant in vain takes long; another may fail at once."""
+
+    def submit(self, mutant_name, tests, *limits):
+        super().submit(mutant_name, sorted(tests, key=state().duration_by_test.get), *limits)
+
+
 def mutants_of(path):
     """The outcome of each, by its name."""
     data = SourceFileMutationData(path=path)
@@ -113,6 +123,7 @@ def begin(room, processes):
     own = f"tests/unit/{room}"
     config().pytest_add_cli_args_test_selection = [own] * Path(own).exists() + OTHER_TESTS.get(room, [])
     choose_operators()
+    mutmut.get_mutant_runner = lambda count: FastTestsFirst(count, PytestRunner, {})
     copy_src_dir()
     mutmut.create_mutants(processes)
 
