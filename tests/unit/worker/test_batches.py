@@ -29,8 +29,8 @@ def make(app):
 
     def make(message_id, holder=None, *, collects=True, **options):
         base, name = (Collecting, "collects") if collects else (Task, "plain")
-        task = app.task(noop, name=name, base=base, shared=False, **{"acks_late": True, **options})
-        return request(task, held_delivery(holder or FakeHolder(), message_id=message_id))
+        app.task(noop, name=name, base=base, shared=False, **{"acks_late": True, **options})
+        return request(app.tasks[name], held_delivery(holder or FakeHolder(), message_id=message_id))
 
     return make
 
