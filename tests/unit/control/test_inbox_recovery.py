@@ -21,6 +21,7 @@ from celery_sqs_visibility.control.inbox import (
     NEW_SECONDS,
     PAUSE_SECONDS,
     REFUSED_PAUSE_SECONDS,
+    SWEEP_SECONDS,
     Inbox,
 )
 from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueues
@@ -400,3 +401,20 @@ def test_a_helper_ends_with_its_inbox(world):
     world.inbox._helpers.acquire()
     world.inbox._help(queue)
     assert world.messages == []
+
+
+@pytest.mark.parametrize(("chance", "most"), [(min, 0.5), (max, 1.5)])
+def test_sweeps_of_a_fleet_are_spread_over_an_hour(make, monkeypatch, chance, most):
+    monkeypatch.setattr(inboxes.random, "uniform", lambda *bounds: chance(bounds))
+    world = make(sweeps=["one"])
+    world.inbox._sweep_at = now = world.clock.monotonic()
+    world.turn()
+    assert world.inbox._sweep_at == now + most * SWEEP_SECONDS
+
+
+def test_a_message_that_does_not_say_when_it_was_sent_goes_first(world, monkeypatch):
+    queue = world.inbox._create()
+    brought = [{"Body": "later", "Attributes": {"SentTimestamp": "1"}}, {"Body": "first", "Attributes": {}}]
+    monkeypatch.setattr(world.sqs, "receive", lambda *_: brought)
+    world.inbox._receive(queue, 0)
+    assert [each["Body"] for each in world.messages] == ["first", "later"]

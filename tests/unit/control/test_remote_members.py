@@ -1,4 +1,4 @@
-"""A consumer that goes and comes back keeps its queue; one that stays away, or whose process ends, loses it."""
+"""A consumer that comes back keeps its queue; one that stays away, or whose process ended, loses it."""
 
 from __future__ import annotations
 
