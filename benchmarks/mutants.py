@@ -44,7 +44,6 @@ OTHER_TESTS = {
     "control": ["tests/unit/transport/test_control_exchanges.py"],
     "worker": ["tests/unit/task"],
 }
-LEAST = 4  # mutants of a module, however small the share
 SEED = 23
 KILLED = {"killed", "timeout", "segfault", "suspicious"}
 BEGIN, END = "<!-- made by `make mutants` -->\n", "<!-- end -->\n"
@@ -107,10 +106,10 @@ def mutants_of(path):
     return data.exit_code_by_key
 
 
-def chosen(path, share):
-    """A share of a module's mutants, the same in each run of the same code."""
+def chosen(path, share, least):
+    """A share of a module's mutants, and the least number, the same in each run of the same code."""
     names = sorted(mutants_of(path))
-    count = min(len(names), max(LEAST, math.ceil(share * len(names))))
+    count = min(len(names), max(least, math.ceil(share * len(names))))
     return random.Random(f"{SEED} {path}").sample(names, count)
 
 
@@ -137,17 +136,18 @@ def begin(room, processes):
     mutmut.create_mutants(processes)
 
 
-def try_mutants(part, share, processes):
+def try_mutants(part, share, least, processes):
     """Try those of a room, or of modules whose paths begin so; the results, by module."""
     began = time.monotonic()
     begin(part.partition("/")[0], processes)
     paths = [path for path in sorted(walk_mutatable_files()) if f"{PACKAGE}/{part}" in str(path)]
-    names = {path: chosen(path, share) for path in paths if mutants_of(path)}
+    names = {path: chosen(path, share, least) for path in paths if mutants_of(path)}
     mutmut._run([name for each in names.values() for name in each], processes)
     conditions = {
         "date": f"{dt.datetime.now(tz=dt.timezone.utc).date()}",
         "python": platform.python_version(),
         "share": share,
+        "least": least,
         "minutes": round((time.monotonic() - began) / 60),
     }
     return {
@@ -267,6 +267,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("modules", nargs="?", help="a room, or the begin of modules' paths")
     parser.add_argument("--share", type=float, default=0.25, help="of each module's mutants")
+    parser.add_argument("--least", type=int, default=5, help="mutants of a module, however small the share")
     parser.add_argument("--again", action="store_true", help="only those that survived the last time")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--write", type=Path, help="the page whose tables are replaced")
@@ -276,7 +277,7 @@ def main():
         if options.again:
             results = try_survivors(part, options.processes)
         else:
-            results = try_mutants(part, options.share, options.processes)
+            results = try_mutants(part, options.share, options.least, options.processes)
         keep(part.partition("/")[0], results)
         print_results(results, reasons)
     if options.write:
