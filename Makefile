@@ -109,6 +109,7 @@ mutants: $(MUTANTS) ## Change a quarter of the code's places, SHARE=n, and see w
 	@ln -sfn $(addprefix $(CURDIR)/,celery_sqs_visibility tests examples benchmarks pyproject.toml) build/mutants/
 	@cd build/mutants && for each in $(or $(MODULES),stores control worker delivery); do \
 		nice -n 10 $(CURDIR)/$(<D)/bin/python benchmarks/mutants.py $$each --share $(or $(SHARE),0.25) \
+			--least $(or $(LEAST),5) $(if $(AGAIN),--again) \
 			--write $(CURDIR)/docs/contributing/mutations.md || exit 1; \
 	done
 

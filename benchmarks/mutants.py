@@ -42,7 +42,6 @@ ROOMS = ("stores", "control", "worker", "delivery")
 OTHER_TESTS = {
     "stores": ["tests/conformance/test_exclusive_store.py"],
     "control": ["tests/unit/transport/test_control_exchanges.py"],
-    "worker": ["tests/unit/task"],
 }
 SEED = 23
 KILLED = {"killed", "timeout", "segfault", "suspicious"}
@@ -247,7 +246,7 @@ def tables(results, reasons):
 
 def condition(room, of_room):
     last = max(of_room.values(), key=lambda each: each["date"])
-    command = f"make mutants MODULES={room} SHARE={last['share']:g}"
+    command = f"make mutants MODULES={room} SHARE={last['share']:g} LEAST={last['least']}"
     return f"- `{command}`: {last['date']}, Python {last['python']}, {last['minutes']} minutes"
 
 
@@ -269,7 +268,7 @@ def main():
     parser.add_argument("--share", type=float, default=0.25, help="of each module's mutants")
     parser.add_argument("--least", type=int, default=5, help="mutants of a module, however small the share")
     parser.add_argument("--again", action="store_true", help="only those that survived the last time")
-    parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", type=Path, help="the page whose tables are replaced")
     options = parser.parse_args()
     reasons = equivalents()
