@@ -116,6 +116,17 @@ def test_a_shutdown_without_keys_waits_for_nothing(world, monkeypatch):
     assert world.keys._releasing == set()
 
 
+def test_a_shutdown_does_not_wait_longer_than_it_may(world, monkeypatch):
+    monkeypatch.setattr(module, "RELEASE_SECONDS", 0.01)
+    monkeypatch.setattr(world.keys.threads, "wake", lambda: None)
+    world.begin()
+    shutdown = threading.Thread(target=world.keys.release_all, daemon=True)
+    shutdown.start()
+    shutdown.join(SOON)
+    assert not shutdown.is_alive()
+    assert not world.is_free()
+
+
 def test_a_release_that_fails_is_not_repeated_and_the_lease_lapses(world, monkeypatch):
     lease = world.begin()
     world.fail(monkeypatch, "release")
