@@ -135,10 +135,11 @@ def mutant(name, path):
     }
 
 
-def begin(room, processes):
-    """Make the mutants, and say which tests try those of a room."""
-    own = f"tests/unit/{room}"
-    config().pytest_add_cli_args_test_selection = [own] * Path(own).exists() + OTHER_TESTS.get(room, [])
+def begin(part, processes):
+    """Make the mutants, and say which tests try those of a room, or of a part that has tests of its own."""
+    room = part.partition("/")[0]
+    own = next((path for path in (f"tests/unit/{part}", f"tests/unit/{room}") if Path(path).is_dir()), None)
+    config().pytest_add_cli_args_test_selection = [own] * (own is not None) + OTHER_TESTS.get(room, [])
     choose_operators()
     mutmut.get_mutant_runner = lambda count: Runner(count, Imported, {})
     copy_src_dir()
@@ -148,7 +149,7 @@ def begin(room, processes):
 def try_mutants(part, share, least, processes):
     """Try those of a room, or of modules whose paths begin so; the results, by module."""
     began = time.monotonic()
-    begin(part.partition("/")[0], processes)
+    begin(part, processes)
     paths = [path for path in sorted(walk_mutatable_files()) if f"{PACKAGE}/{part}" in str(path)]
     names = {path: chosen(path, share, least) for path in paths if mutants_of(path)}
     mutmut._run([name for each in names.values() for name in each], processes)
@@ -174,7 +175,7 @@ def try_mutants(part, share, least, processes):
 def try_survivors(part, processes):
     """Try again those that have survived, with the tests as they are now, and as much code as then."""
     room = part.partition("/")[0]
-    begin(room, processes)
+    begin(part, processes)
     results = {module: result for module, result in kept(room).items() if module.startswith(part)}
     names = [each["name"] for result in results.values() for each in result["survivors"]]
     if names:

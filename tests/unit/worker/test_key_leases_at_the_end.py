@@ -253,3 +253,10 @@ def test_a_run_that_had_no_answer_makes_the_store_known_as_silent(world, monkeyp
     world.keys.store_unanswered("no answer", 5.0)
     assert heard == [("no answer", 5.0)]
     assert world.keys.store_error == ""
+
+
+def test_a_store_that_does_not_answer_for_each_key_is_no_store(world, monkeypatch):
+    lease = world.begin()
+    monkeypatch.setattr(world.store, "renew", lambda _renewals: [])
+    with pytest.raises(ValueError, match="shorter"):
+        world.keys.send(KeyBatch([lease]), 0.0)

@@ -11,6 +11,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.worker import BOOTSTEPS, add_bootsteps
 from celery_sqs_visibility.worker import bound_tasks as module
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.key_leases import KeyLeases
@@ -144,3 +145,9 @@ def test_the_transports_when_lost_is_for_tasks_that_say_nothing(world):
     )
     world.bound.bind()
     assert (theirs.Request.ends_when_lost, silent.Request.ends_when_lost) == (False, True)
+
+
+def test_bootsteps_are_added_to_an_apps_workers(app):
+    app.steps["consumer"].clear()
+    add_bootsteps(app)
+    assert app.steps["consumer"] == set(BOOTSTEPS)

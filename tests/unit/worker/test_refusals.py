@@ -155,3 +155,9 @@ def test_celery_gets_valid_messages_only(bad, consumer, monkeypatch, error, reas
     assert asked == [(message, consumer.strategies)]
     assert [each[0] for each in message.fate] == ([] if reason is None else [reason])
     assert handled == ([message] if reason is None else [])
+
+
+def test_a_task_with_named_arguments_is_valid():
+    message = StubMessage(payload=[[], {"page": 1}, module.NOTHING_EMBEDDED], task="task", id="id")
+    message.properties = {}
+    module.validate(message, {"task": "strategy"})
