@@ -102,3 +102,12 @@ def test_a_store_without_a_breaker_is_always_asked(store):
     assert store.error == ""
     store.answered(0.0)
     assert store.error == ""
+
+
+def test_a_run_whose_first_answer_was_lost_is_counted_once(store):
+    for _ in range(2):
+        acquired = store.acquire(KEY, "m1/one", 60, 3)
+        assert (acquired.retries, acquired.runs) == (3, 0)
+    store.release(KEY, "m1/one")
+    acquired = store.acquire(KEY, "m1/two", 60, 9)
+    assert (acquired.retries, acquired.runs) == (4, 1)
