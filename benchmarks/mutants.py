@@ -154,6 +154,7 @@ def try_mutants(part, share, least, processes):
     names = {path: chosen(path, share, least) for path in paths if mutants_of(path)}
     mutmut._run([name for each in names.values() for name in each], processes)
     conditions = {
+        "part": part,
         "date": f"{dt.datetime.now(tz=dt.timezone.utc).date()}",
         "python": platform.python_version(),
         "share": share,
@@ -248,16 +249,16 @@ def tables(results, reasons):
         same += [reason_row(each, reasons[key(each)]) for each in survivors if key(each) in reasons]
         total += of_all
     return [
-        *map(condition, results, results.values()),
+        *map(condition, results.values()),
         *("", HEADS.format("room"), *rooms, row("all", total)),
         *("", HEADS.format("module"), *modules),
         *("", "## Equivalent mutants", "", "| function | change | reason |", "|---|---|---|", *same),
     ]
 
 
-def condition(room, of_room):
+def condition(of_room):
     last = max(of_room.values(), key=lambda each: each["date"])
-    command = f"make mutants MODULES={room} SHARE={last['share']:g} LEAST={last['least']}"
+    command = f"make mutants MODULES={last['part']} SHARE={last['share']:g} LEAST={last['least']}"
     return f"- `{command}`: {last['date']}, Python {last['python']}, {last['minutes']} minutes"
 
 
