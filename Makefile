@@ -20,6 +20,8 @@ MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
 # All but what `.venv` has.
 OLDER := 5.5 5.6
+# The tests' environment with mutmut, which `make test` does without.
+MUTANTS := $(MATRIX)/mutants/.installed
 BOUNDS := tests/unit/cost_bounds.json
 TESTS := tests/unit tests/worker
 AT_ONCE ?= 8
@@ -35,7 +37,7 @@ PART := dead_letters ends error_visibility fanout fifo remote_control settling
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -114,6 +116,17 @@ growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, an
 house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
 	@$(BIN)/python benchmarks/house.py
 
+# An hour and more with all four rooms; MODULES=control/inbox SHARE=1 is a module, whole. mutmut works where it is
+# started, and leaves what it knows in build/mutants.
+mutants: $(MUTANTS) ## Change a quarter of the code's places, SHARE=n, and see which changes unit tests notice, in MODULES=...
+	@mkdir -p build/mutants
+	@ln -sfn $(addprefix $(CURDIR)/,celery_sqs_visibility tests examples benchmarks pyproject.toml) build/mutants/
+	@cd build/mutants && for each in $(or $(MODULES),stores control worker delivery); do \
+		nice -n 10 $(CURDIR)/$(<D)/bin/python benchmarks/mutants.py $$each --share $(or $(SHARE),0.25) \
+			--least $(or $(LEAST),5) $(if $(AGAIN),--again) \
+			--write $(CURDIR)/docs/contributing/mutations.md || exit 1; \
+	done
+
 picture: $(INSTALLED) ## Draw the rooms of docs/architecture.md from the contracts in pyproject.toml
 	@cd tests && $(BIN)/python -m support.rooms
 
@@ -174,6 +187,9 @@ $(MATRIX)/sdist/.installed:
 
 $(COVERAGE): $(INSTALLED)
 	$(call install,$(VENV),-c constraints.txt coverage==7.17.3)
+
+$(MUTANTS): pyproject.toml constraints.txt
+	$(call install,$(@D),-c constraints.txt -e . --group mutants)
 
 $(EMULATOR): Makefile
 	$(call install,$(EMULATOR_VENV),ministack==1.5.33)

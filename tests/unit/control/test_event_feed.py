@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from support import factories
 from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -139,3 +141,36 @@ def test_a_thread_that_could_not_be_started_is_started_for_a_later_event(world, 
     world.clock.advance(LINGER_SECONDS + 0.1)
     world.submit(3)
     assert len(woken) == 2
+
+
+def test_events_may_fill_the_bound_to_the_byte(world, monkeypatch):
+    monkeypatch.setattr(event_feed, "MOST_BYTES", 3 * len('{"n": 1}'))
+    world.submit(1, 2, 3)
+    assert not world.dropped
+    world.submit(4)
+    assert len(world.dropped) == 1
+    world.later()
+    world.submit(5, 6, 7)
+    assert len(world.dropped) == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_whoever_waits_for_the_last_events_is_woken_when_they_are_sent_or_their_monitor_is_gone(world, gone):
+    if gone:
+        world.clock.advance(NEW_SECONDS)
+        world.sqs.delete_queue(world.queue.url)
+    world.submit(1)
+    flushed = []
+    waits = threading.Thread(target=lambda: flushed.append(world.feed.flush(3600.0)), daemon=True)
+    waits.start()
+    wait_until(lambda: world.feed._done._waiters, SOON, "the thread to wait")
+    assert work_off(world.feed.batch_threads) == 1
+    waits.join(SOON)
+    assert flushed == [True]
+
+
+def test_a_flush_without_events_waits_for_nothing_and_one_in_vain_says_so(world):
+    assert world.feed.flush(3600.0)
+    world.submit(1)
+    assert not world.feed.flush(0)
+    assert work_off(world.feed.batch_threads) == 0, "events wait for others again"

@@ -14,6 +14,7 @@ from celery_sqs_visibility.control.event_feed import (
     LISTENER_LOOKS,
     EventFeed,
     EventMessage,
+    Listener,
 )
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 
@@ -85,3 +86,20 @@ def test_a_client_does_not_look():
     world = World(lingers=False)
     assert world.send(300) == 300
     assert world.count(ASKS) == 0
+
+
+def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_once(world):
+    now = world.clock.monotonic()
+    listener = Listener(world.queue, world.clock)
+    for waiting, received, silent in (
+        (1, 0, False),
+        (0, 1, False),
+        (1, 0, False),
+        (1, 0, True),
+        (0, 0, True),
+    ):
+        listener._judge(waiting, received)
+        assert listener.is_silent == silent
+    listener._judge(1, 1)
+    assert not listener.is_silent
+    assert world.clock.monotonic() == now

@@ -12,6 +12,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.control import monitors
 from celery_sqs_visibility.control.monitors import (
     CLIENT_LOOK_SECONDS,
     FORGET_SECONDS,
@@ -185,3 +186,55 @@ def test_a_client_is_not_kept_waiting_by_an_outage(client):
     client.clock.advance(3)
     client.publish()
     assert client.left(new) == 1  # with the four events
+
+
+def test_a_monitor_that_announces_itself_again_is_known_to_listen(worker):
+    queue = worker.open()
+    worker.monitors.told([queue.address])
+    worker.clock.advance(FORGET_SECONDS)
+    worker.monitors.told([queue.address])
+    worker.queues.delete(queue)
+    worker.clock.advance(FORGET_SECONDS)
+    worker.monitors.look()
+    assert len(worker.monitors._feeds) == 1
+    worker.clock.advance(1)
+    worker.monitors.look()
+    assert not worker.monitors._feeds
+
+
+def test_a_watch_looks_at_its_start_and_after_each_pause(worker):
+    looks = []
+    worker.monitors._pause = lambda _seconds: looks.append(worker.requests(LISTS))
+    worker.clock.advance(1)
+    find = worker.queues.find
+    worker.queues.find = lambda exchange: (worker.clock.advance(100), find(exchange))[1]
+    worker.monitors._watched = True
+    worker.monitors._watch()
+    assert looks == [1, 2]
+    assert worker.requests(LISTS) == 3
+    assert not worker.monitors._watched
+
+
+def test_a_watch_that_is_told_to_end_looks_no_more(worker):
+    worker.monitors._pause = lambda _seconds: True
+    worker.monitors._watch()
+    assert worker.requests(LISTS) == 1
+
+
+def test_a_client_starts_no_threads_for_its_monitors(client):
+    before = set(threading.enumerate())
+    client.open()
+    for _ in range(2):
+        client.publish()
+    assert client.requests(SENDS) == 2
+    assert set(threading.enumerate()) == before
+    assert not client.monitors._watched
+
+
+def test_a_watch_that_no_thread_can_do_may_begin_later(worker, monkeypatch):
+    started = []
+    monkeypatch.setattr(monitors, "start_thread", lambda *_: started.append(1))
+    worker.monitors.watch()
+    assert not worker.monitors._watched
+    worker.monitors.watch()
+    assert len(started) == 2

@@ -169,3 +169,60 @@ def test_two_sweepers_do_not_harm_each_other(sqs, clock, queues, caplog):
     sqs.fail_next("ListQueues", AccessDeniedError("no"))
     queues.sweep(EXCHANGE)
     assert "cannot sweep control queues" in caplog.text
+
+
+def test_a_sweep_goes_on_after_a_round_in_which_one_queue_was_stale(sqs, clock, queues, monkeypatch):
+    stale = [queues.create(EXCHANGE, f"killed{number}").url for number in range(2)]
+    clock.advance(STALE_SECONDS + 1)
+    for number in range(2 * SWEPT_QUEUES - 2):
+        queues.create(EXCHANGE, f"worker{number}")
+
+    def living_but_one(urls):
+        living = [url for url in urls if url not in stale]
+        urls[:] = [stale[0], *living[:-1], stale[1], living[-1]]
+
+    monkeypatch.setattr(directory.random, "shuffle", living_but_one)
+    queues.sweep(EXCHANGE)
+    assert [each["queue_url"] for each in requests(sqs, "DeleteQueue")] == stale
+
+
+def test_a_queue_that_is_gone_and_was_never_listed_is_no_error(sqs, queues):
+    queue = queues.create(EXCHANGE, "a")
+    queues.delete(queue)
+    assert queues.send(EXCHANGE, [queue.url], "body") == 0
+    assert queues.find(EXCHANGE) == []
+
+
+def test_a_list_from_which_a_queue_was_taken_is_no_newer_for_that(sqs, clock, queues):
+    first, second = (queues.create(EXCHANGE, node) for node in ("a", "b"))
+    urls = queues.find(EXCHANGE)
+    clock.advance(LIST_SECONDS - 1)
+    queues.delete(first)
+    queues.send(EXCHANGE, urls, "body")
+    third = queues.create(EXCHANGE, "c")
+    assert queues.find(EXCHANGE) == [second.url]
+    clock.advance(1)
+    assert queues.find(EXCHANGE) == [second.url, third.url]
+
+
+def test_an_address_of_another_form_or_before_the_first_queue_has_no_url(queues):
+    own = queues.create(EXCHANGE, "a").address
+    assert queues.url_of(EXCHANGE, "no-address") is None
+    assert ControlQueues(queues.sqs, "p-", {}, FakeClock()).url_of(EXCHANGE, own) is None
+
+
+def test_a_list_is_made_at_most_once_for_a_node_that_nobody_is(sqs, queues):
+    queues.create(EXCHANGE, "a")
+    assert queues.find(EXCHANGE, ["nobody"]) == []
+    assert len(requests(sqs, "ListQueues")) == 1
+    assert queues.find(EXCHANGE, ["nobody"]) == []
+    assert len(requests(sqs, "ListQueues")) == 2
+
+
+def test_a_sweep_that_is_refused_midway_is_told(sqs, clock, queues, caplog):
+    queues.create(EXCHANGE, "killed")
+    clock.advance(STALE_SECONDS + 1)
+    sqs.fail_next("DeleteQueue", AccessDeniedError("no"))
+    queues.sweep(EXCHANGE)
+    assert "cannot sweep control queues of processes that are gone, which stay" in caplog.text
+    assert len(names(sqs)) == 1

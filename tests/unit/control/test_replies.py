@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.factories import requests
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -102,3 +105,91 @@ def test_a_process_that_ends_sends_what_was_not_tried():
     assert world.got(here) == 1
     threads = world.sender.batch_threads
     wait_until(lambda: world.work(1) or not threads._threads, SOON, "its threads to end")
+
+
+def test_whoever_waits_for_the_last_replies_is_woken_by_them(world):
+    caller = world.caller()
+    world.reply(caller)
+    waits = threading.Thread(target=world.sender.close, args=[3600.0], daemon=True)
+    waits.start()
+    wait_until(lambda: world.sender._done._waiters, SOON, "the thread to wait")
+    world.work()
+    waits.join(SOON)
+    assert not waits.is_alive()
+
+
+def test_an_end_without_replies_waits_for_none(world):
+    world.reply(world.caller())
+    world.work()
+    world.sender.close(3600.0)
+
+
+def test_replies_that_were_sent_or_dropped_make_room_for_others(world, monkeypatch):
+    monkeypatch.setattr(replies, "MOST_CHARACTERS", 400)
+    gone, here = world.caller(), world.caller()
+    for number in range(5):
+        world.reply(here)
+        world.work()
+        assert world.got(here) == 1, number
+    world.queues.delete(gone)
+    world.reply(gone)
+    world.work()
+    for seconds in REPLY_PAUSES_SECONDS:
+        world.reply(here)
+        assert world.dropped, "the first waits for another attempt"
+        world.dropped.clear()
+        world.work(seconds)
+    world.dropped.clear()
+    world.reply(here)
+    world.work()
+    assert (world.got(here), world.dropped) == (1, [])
+
+
+def test_each_attempt_at_a_reply_waits_for_its_pause(world):
+    caller = world.caller()
+    for _ in REPLY_PAUSES_SECONDS:
+        world.sqs.fail_next("SendMessage", UnavailableError("not now"))
+    world.reply(caller)
+    world.work()
+    for number, seconds in enumerate(REPLY_PAUSES_SECONDS, 1):
+        world.work(seconds - 0.01)
+        assert len(requests(world.sqs, "SendMessage")) == number
+        world.work(0.01)
+    assert (world.got(caller), world.dropped) == (1, [])
+
+
+def test_of_replies_that_wait_the_earliest_is_due_first_and_each_takes_a_thread(world):
+    here, later = world.caller(), world.caller()
+    sender, now = world.sender, world.clock.monotonic()
+    assert (sender.due(now), sender.ready(), sender.take(now)) == (None, 0, None)
+    world.sqs.fail_next("SendMessage", UnavailableError("not now"))
+    world.reply(later)
+    world.work()
+    assert sender.due(now) == now + REPLY_PAUSES_SECONDS[0]
+    assert sender.take(now) is None
+    world.reply(here)
+    assert (sender.due(now), sender.ready()) == (now, 2)
+    ((first,), second) = sender.take(now), sender.take(now)
+    assert (first.url, second) == (here.url, None)
+
+
+def test_a_dropped_reply_is_counted_once_and_says_why(world, caplog):
+    caplog.set_level("INFO")
+    gone = world.caller()
+    world.queues.delete(gone)
+    world.reply(gone)
+    world.work()
+    for seconds in REPLY_PAUSES_SECONDS:
+        world.work(seconds)
+    assert world.dropped == [ReplyDropped()]
+    assert caplog.text.count("its caller has gone") == 1
+    world.work(10)
+    assert len(requests(world.sqs, "SendMessage")) == 1 + len(REPLY_PAUSES_SECONDS)
+
+
+def test_a_reply_starts_the_threads_that_send_it(world, monkeypatch):
+    started = []
+    monkeypatch.setattr(world.sender.batch_threads, "start", lambda: started.append(1))
+    monkeypatch.setattr(world.sender.batch_threads, "wake", lambda: started.append(2))
+    world.reply(world.caller())
+    assert sorted(started) == [1, 2]

@@ -176,3 +176,10 @@ def test_so_does_a_task_that_waits_for_its_rate(waiting):
     assert consumer.qos.value == SLOTS
     consumer._limit_move_to_pool(request)
     assert consumer.qos.value == SLOTS
+
+
+def test_what_waits_is_given_back_by_a_thread_that_has_the_queues_name(panel, monkeypatch):
+    names = []
+    monkeypatch.setattr(control_commands, "start_thread", lambda _act, name, *_: names.append(name) or name)
+    assert "ok" in panel("sqs_pause", queue="q")
+    assert names == ["sqs-pause-q"]

@@ -6,6 +6,7 @@ from types import MethodType, SimpleNamespace
 
 import pytest
 from celery.concurrency.prefork import TaskPool
+from celery.exceptions import TaskRevokedError
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from support.factories import exc_info
@@ -163,6 +164,39 @@ def test_a_run_that_the_pool_cannot_be_given_comes_back_and_frees_its_slot():
     consumer.on_task_request(sent)
     assert [type(error) for error in came_back] == [MemoryError]
     assert ran == [sent]
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_run_that_was_revoked_or_given_back_frees_its_slot(ours):
+    semaphore, ran = LaxBoundedSemaphore(1), []
+
+    class Request(DeliveryRequest if ours else object):
+        def execute_using_pool(self, pool):
+            if not ran:
+                ran.append("revoked")
+                raise TaskRevokedError("id")
+            ran.append("ran")
+
+    worker = SimpleNamespace(semaphore=semaphore, pool_putlocks=True)
+    consumer = SimpleNamespace(controller=worker, pool=SimpleNamespace(uses_semaphore=True))
+    hand_over_requests(consumer)
+    for _ in range(2):
+        consumer.on_task_request(Request.__new__(Request))
+    assert ran == ["revoked", "ran"]
+
+
+def test_an_error_of_a_request_that_is_none_of_ours_is_celerys():
+    class Request:
+        def execute_using_pool(self, pool):
+            raise MemoryError
+
+    consumer = SimpleNamespace(
+        controller=SimpleNamespace(semaphore=None, pool_putlocks=False),
+        pool=SimpleNamespace(uses_semaphore=False),
+    )
+    hand_over_requests(consumer)
+    with pytest.raises(MemoryError):
+        consumer.on_task_request(Request())
 
 
 @pytest.mark.parametrize(

@@ -125,3 +125,13 @@ def test_a_queue_with_options_of_its_own(sqs, caplog, order, told):
     startup.report(Queues(sqs).find_or_create("a"), RedriveBook(), options)
     assert caplog.messages[-1].endswith(f"; visibility timeout 600 s{told}; 2 at once at the most")
     assert [caplog.records[-1].sqs[name] for name in own] == [600, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({}, 0), ({"visibility_timeout": 12 * 3600}, 0), ({"visibility_timeout": 24 * 3600}, 1)],
+)
+def test_a_visibility_timeout_that_sqs_does_not_take_is_told(caplog, given, told):
+    startup.warn_of_clamped(given)
+    assert caplog.text.count("visibility_timeout=86400 is longer than SQS hides a message") == told
+    assert len(caplog.records) == told

@@ -340,3 +340,15 @@ def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(m
     if not runs:
         [hidden] = one.holder.settled
         assert 30 < hidden.seconds <= 40
+
+
+def test_the_task_hears_of_a_lost_run_that_comes_back_with_its_arguments(make, monkeypatch):
+    one, told = make(), []
+    monkeypatch.setattr(type(one.task), "on_retry", lambda _, *args: told.append(args))
+    failure = exc_info(LOST)
+    one.on_failure(failure)
+    ((exc, task_id, args, kwargs, info),) = told
+    assert (task_id, args, kwargs) == (one.id, one.args, one.kwargs)
+    assert kwargs is not None
+    assert isinstance(exc, WorkerLostError)
+    assert info is failure

@@ -1,0 +1,140 @@
+"""A guarded store passes each request on as it is, and asks none while one had no answer."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
+from celery_sqs_visibility.stores.guarded import PROBED_KEY, GuardedStore
+from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore, Renewal
+
+CALLS = [
+    ("acquire", ("key", "one", 60, 3)),
+    ("renew", ([Renewal("key", "one", 60)],)),
+    ("finish", ("key", "one", 100)),
+    ("release", ("key", "one")),
+    ("save", ("key", "one", {"page": 7})),
+]
+
+
+class NotingStore(ExclusiveStore):
+    """Notes its calls, and answers with their number, or with an error."""
+
+    def __init__(self):
+        self.calls = []
+        self.error_raised = None
+
+    def _note(self, *call):
+        self.calls.append(call)
+        if self.error_raised is not None:
+            raise self.error_raised
+        return len(self.calls)
+
+    def acquire(self, key, owner, seconds, retries=0):
+        return self._note("acquire", key, owner, seconds, retries)
+
+    def renew(self, renewals):
+        return self._note("renew", renewals)
+
+    def finish(self, key, owner, ttl):
+        return self._note("finish", key, owner, ttl)
+
+    def release(self, key, owner):
+        return self._note("release", key, owner)
+
+    def save(self, key, owner, checkpoint):
+        return self._note("save", key, owner, checkpoint)
+
+
+@pytest.fixture
+def store():
+    return NotingStore()
+
+
+@pytest.fixture
+def threads():
+    return []
+
+
+@pytest.fixture
+def guarded(store, clock, threads):
+    def start(target, name):
+        threads.append((target, name))
+        return threading.current_thread()
+
+    return GuardedStore(store, start, clock)
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+def test_a_request_and_its_answer_are_passed_on(guarded, store, name, arguments):
+    assert getattr(guarded, name)(*arguments) == 1
+    assert store.calls == [(name, *arguments)]
+
+
+def test_a_run_without_attempts_before_it_says_so(guarded, store):
+    guarded.acquire("key", "one", 60)
+    assert store.calls == [("acquire", "key", "one", 60, 0)]
+
+
+@pytest.mark.parametrize(("name", "arguments"), CALLS)
+def test_after_a_request_without_an_answer_no_other_is_made(guarded, store, threads, name, arguments):
+    store.error_raised = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError, match="no answer"):
+        guarded.release("key", "one")
+    assert "no answer" in guarded.error
+    with pytest.raises(StoreError):
+        getattr(guarded, name)(*arguments)
+    assert len(store.calls) == len(threads) == 1
+
+
+def test_a_refusal_is_an_answer(guarded, store, threads):
+    store.error_raised = StoreError("not allowed")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="not allowed"):
+            guarded.release("key", "one")
+    assert (len(store.calls), guarded.error, threads) == (2, "", [])
+
+
+def test_the_probe_releases_a_key_that_no_run_has_and_the_answer_lets_requests_through(
+    guarded, store, threads
+):
+    store.error_raised = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError):
+        guarded.release("key", "one")
+    store.error_raised = None
+    ((probe, _name),) = threads
+    probe()
+    assert store.calls[1:] == [("release", PROBED_KEY, "nobody")]
+    assert guarded.error == ""
+    assert guarded.release("key", "one") == 3
+
+
+def test_what_another_process_was_not_answered_counts_here_until_it_was(guarded, clock):
+    guarded.unanswered("no answer there", clock.monotonic())
+    assert "no answer there" in guarded.error
+    clock.advance(1)
+    guarded.answered(clock.monotonic())
+    assert guarded.error == ""
+
+
+def test_a_follower_is_told_when_the_store_answers_again(guarded, store, threads, clock):
+    told = []
+    guarded.follow(told.append)
+    store.error_raised = StoreUnavailableError("no answer")
+    with pytest.raises(StoreUnavailableError):
+        guarded.claim("key", 60)
+    store.error_raised = None
+    clock.advance(5)
+    threads[0][0]()
+    assert told
+
+
+def test_a_claim_is_an_acquisition_of_a_name_of_its_own(guarded, store, monkeypatch):
+    monkeypatch.setattr(store, "_note", lambda *call: store.calls.append(call) or Acquired())
+    assert guarded.claim("key", 60)
+    assert guarded.claim("key", 60)
+    owners = {call[2] for call in store.calls}
+    assert len(owners) == 2
+    assert all(len(owner) == 32 for owner in owners)

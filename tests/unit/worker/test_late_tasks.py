@@ -1,0 +1,153 @@
+"""A task that is registered after the worker's start is bound when Celery learns of it, or is not run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import ImproperlyConfigured
+from support.clock import FakeClock
+
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.worker import BOOTSTEPS, add_bootsteps
+from celery_sqs_visibility.worker import bound_tasks as module
+from celery_sqs_visibility.worker.bound_tasks import BoundTasks
+from celery_sqs_visibility.worker.key_leases import KeyLeases
+from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.worker_context import WorkerContext
+
+
+def noop():
+    """A task."""
+
+
+class World:
+    def __init__(self, app):
+        self.app = app
+        self.learned = []
+        self.worker = WorkerContext()
+        self.context = SimpleNamespace(
+            options=Options.parse({"when_lost": "terminate"}), release_keys=None, decode_for_worker=None
+        )
+        self.consumer = SimpleNamespace(app=app, strategies={}, update_strategies=self.learn)
+        self.bound = BoundTasks(self.consumer, self.worker, self.context)
+
+    def learn(self):
+        """Celery's own."""
+        self.learned.append(1)
+        self.consumer.strategies = dict.fromkeys(self.app.tasks, "strategy")
+
+    def register(self, name, **options):
+        self.app.task(noop, name=name, shared=False, **options)
+        return self.app.tasks[name]
+
+    def is_bound(self, name):
+        return getattr(self.app.tasks[name].Request, "worker", None) is self.worker
+
+
+@pytest.fixture
+def world(app):
+    return World(app)
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """The starts of key leases, where there is a store."""
+    starts = []
+    monkeypatch.setattr(KeyLeases, "start", lambda _: starts.append(1))
+
+    def open_leases(_context, tasks):
+        exclusive = [each for each in tasks if getattr(each, "exclusive", False)]
+        return KeyLeases(MemoryStore(), FakeClock()) if exclusive else None
+
+    monkeypatch.setattr(module, "open_key_leases", open_leases)
+    return starts
+
+
+def test_all_tasks_are_bound_at_the_start_and_a_later_one_when_celery_learns_of_it(world):
+    world.register("early")
+    world.bound.bind()
+    assert world.is_bound("early")
+    world.register("late")
+    assert not world.is_bound("late")
+    world.consumer.update_strategies()
+    assert world.is_bound("late")
+    assert issubclass(world.app.tasks["late"].Request, DeliveryRequest)
+    assert world.consumer.strategies["late"] == "strategy"
+    assert world.learned == [1]
+
+
+def test_a_task_is_bound_once(world):
+    task = world.register("task")
+    world.bound.bind()
+    request = task.Request
+    world.consumer.update_strategies()
+    assert task.Request is request
+
+
+def test_a_task_that_cannot_be_run_as_it_says_ends_the_start(world):
+    world.register("wrong", error_visibility_timeout=[1])
+    with pytest.raises(ImproperlyConfigured):
+        world.bound.bind()
+
+
+def test_a_later_task_that_cannot_be_run_as_it_says_stays_unknown_and_is_told_once(world, caplog):
+    world.bound.bind()
+    wrong = world.register("wrong", error_visibility_timeout=[1])
+    for _ in range(2):
+        world.consumer.update_strategies()
+        assert "wrong" not in world.consumer.strategies
+    assert caplog.text.count("a task that was registered after the worker's start is not run") == 1
+    assert not world.is_bound("wrong")
+    del type(wrong).error_visibility_timeout
+    world.consumer.update_strategies()
+    assert "wrong" in world.consumer.strategies
+    assert world.is_bound("wrong")
+
+
+def test_a_later_task_that_takes_events_of_aws_is_told_that_it_gets_none(world, caplog):
+    world.bound.bind()
+    world.register("events", base=VisibilityTask, sqs_event="s3:ObjectCreated:*")
+    world.register("plain", base=VisibilityTask)
+    world.consumer.update_strategies()
+    assert caplog.messages == [module.NO_EVENTS % "events"]
+    assert world.is_bound("events")
+
+
+def test_keys_are_opened_for_the_first_exclusive_task_and_their_release_is_the_drains(world, starts):
+    world.bound.bind()
+    assert (starts, world.worker.key_leases, world.context.release_keys) == ([], None, None)
+    for name in ("one", "two"):
+        world.register(name, base=VisibilityTask, exclusive=True)
+        world.consumer.update_strategies()
+    assert starts == [1]
+    assert world.context.release_keys == world.worker.key_leases.release_all
+
+
+def test_a_worker_with_a_task_that_collects_knows_it(world):
+    world.bound.bind()
+    world.register("plain")
+    world.consumer.update_strategies()
+    assert not world.worker.collects
+    world.register("collects", Strategy="its own")
+    world.consumer.update_strategies()
+    world.register("another")
+    world.consumer.update_strategies()
+    assert world.worker.collects
+
+
+def test_the_transports_when_lost_is_for_tasks_that_say_nothing(world):
+    theirs, silent = (
+        world.register(name, base=VisibilityTask, **own)
+        for name, own in (("theirs", {"when_lost": "continue"}), ("silent", {}))
+    )
+    world.bound.bind()
+    assert (theirs.Request.ends_when_lost, silent.Request.ends_when_lost) == (False, True)
+
+
+def test_bootsteps_are_added_to_an_apps_workers(app):
+    app.steps["consumer"].clear()
+    add_bootsteps(app)
+    assert app.steps["consumer"] == set(BOOTSTEPS)
