@@ -68,6 +68,14 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(server):
         assert get(server, "/well") == (200, "well")
 
 
+def test_a_client_that_sends_no_more_is_answered_before_its_headers_have_ended(server, monkeypatch):
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 10 * SOON)
+    with socket.create_connection(server.address, timeout=SOON) as client:
+        client.sendall(b"GET /well HTTP/1.1\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile().read().endswith("\n\nwell")
+
+
 def refuse():
     raise OSError(EMFILE, "many")
 
