@@ -167,8 +167,9 @@ def test_the_oldest_of_too_many_connections_makes_place(server):
         client.close()
 
 
-def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch):
-    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.5)
+@pytest.mark.parametrize("seconds", [0.5, 0])
+def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch, seconds):
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", seconds)
     with slow(server) as client:
         over = threading.Event()
 
