@@ -55,13 +55,13 @@ test: $(INSTALLED) $(MONITORS) ## Run every test, but for those of `make test-po
 test-pools: $(INSTALLED) ## Run the worker tests that repeat on solo, gevent and eventlet what `make test` shows
 	@$(BIN)/python -m pytest $(TOGETHER) --repeated only tests/worker $(PYTEST_OPTIONS)
 
-coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run what `make test` does, and count lines and branches, in all processes
+coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run every test, count lines and branches in all processes, and list what was not run
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@status=0; PYTHONPATH=tests $(BIN)/coverage run --rcfile tests/coverage.ini -m pytest $(TOGETHER) --repeated without \
+	@status=0; PYTHONPATH=tests $(BIN)/coverage run --rcfile tests/coverage.ini -m pytest $(TOGETHER) \
 		$(PYTEST_OPTIONS) || status=1; \
 	export PYTHONPATH=tests; $(BIN)/coverage combine --quiet --rcfile tests/coverage.ini && \
 	$(BIN)/coverage json --quiet --rcfile tests/coverage.ini && \
-	$(BIN)/coverage report --rcfile tests/coverage.ini && exit $$status
+	$(BIN)/coverage report --rcfile tests/coverage.ini && $(BIN)/python -m support.uncovered && exit $$status
 
 # With AWS_CONFORMANCE=1 and credentials on AWS, too, whose answers become those of the rows.
 behaviours: $(INSTALLED) $(EMULATOR) $(LOCALSTACK) ## Replay tests/conformance/behaviours.jsonl on every emulator; rewrite deviations and docs/fidelity.md

@@ -39,6 +39,7 @@ class Counter:
         self._by_code = {}  # id of a code object: the code, and its tracer; None: its caller is charged
         self._tally_of = {}  # tracer: tally
         self._by_function = {}
+        self._before = None
         self._benchmark = self._new_tracer(Tally())
         self._fake = self._new_tracer(Tally())
 
@@ -48,12 +49,13 @@ class Counter:
         while frame is not None:
             frame.f_trace = self._enter(frame)
             frame = frame.f_back
+        self._before = sys.gettrace()  # coverage.py's, for one
         gc.disable()
         sys.setprofile(self._profile)
         sys.settrace(self._enter)
 
     def stop(self):
-        sys.settrace(None)
+        sys.settrace(self._before)
         sys.setprofile(None)
         gc.enable()
         if threading.active_count() > 1:

@@ -21,6 +21,9 @@ SPREAD = 0.005
 MESSAGES = 200
 
 INSTALLED = {name: version(name) for name in BOUND["versions"]}
+#: The kind of work that `make quick` counts, too.
+COMMON = "VisibilityTask, prefork"
+further = [pytest.mark.slow("each counts hundreds of messages")]
 counted_here = [
     pytest.mark.skipif(
         sys.version_info[:2] != (3, 11), reason="costs are counted on Python 3.11: bytecodes of others differ"
@@ -54,7 +57,10 @@ class Within:
         )
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=counted_here) for kind in BOUND["figures"]])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=counted_here + further * (kind != COMMON)) for kind in BOUND["figures"]],
+)
 def test_each_kind_of_work_costs_what_its_bound_says(benchmark_module, kind):
     cost = benchmark_module("cost").count(kind, MESSAGES)
     assert cost.figures == Within(kind, BOUND["figures"][kind])
@@ -70,7 +76,7 @@ def test_every_kind_of_work_has_a_bound_for_every_supported_celery(benchmark_mod
 @pytest.mark.slow("it counts twice")
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="costs are counted on Python 3.11")
 def test_a_count_is_the_same_each_time(benchmark_module):
-    first, second = (benchmark_module("cost").count("VisibilityTask, prefork", 100) for _ in range(2))
+    first, second = (benchmark_module("cost").count(COMMON, 100) for _ in range(2))
     assert second.figures == Within("the first count", first.figures, SPREAD)
 
 
@@ -81,11 +87,10 @@ def test_instructions_are_what_their_bound_says(benchmark_module):
         pytest.skip(why_not)
     if BOUND["build"] != instructions.build():
         pytest.skip(f"instructions were counted with {BOUND['build']}, and this is {instructions.build()}")
-    kind = "VisibilityTask, prefork"
-    if "instructions" not in BOUND["figures"][kind]:
+    if "instructions" not in BOUND["figures"][COMMON]:
         pytest.skip("`make cost` counts instructions on the newest Celery only")
-    counted = {"instructions": benchmark_module("cost").count_instructions(kind, 100)}
-    assert counted == Within(kind, BOUND["figures"][kind])
+    counted = {"instructions": benchmark_module("cost").count_instructions(COMMON, 100)}
+    assert counted == Within(COMMON, BOUND["figures"][COMMON])
 
 
 CHARGED = """

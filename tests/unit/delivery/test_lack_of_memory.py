@@ -45,6 +45,7 @@ class Lack:
     def during(self):
         """Let memory lack in this block, unless it has lacked before; what it raises ends the block."""
         self.raised = False
+        before = sys.gettrace()  # coverage.py's, for one
         if self.at is None:
             sys.settrace(self)
         try:
@@ -52,7 +53,7 @@ class Lack:
         except MemoryError:
             self.raised = True
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
 
 class Request:

@@ -68,6 +68,14 @@ def test_a_client_that_says_nothing_keeps_nobody_waiting(server):
         assert get(server, "/well") == (200, "well")
 
 
+def test_a_client_that_sends_no_more_is_answered_before_its_headers_have_ended(server, monkeypatch):
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 10 * SOON)
+    with socket.create_connection(server.address, timeout=SOON) as client:
+        client.sendall(b"GET /well HTTP/1.1\r\n")
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile().read().endswith("\n\nwell")
+
+
 def refuse():
     raise OSError(EMFILE, "many")
 
@@ -159,8 +167,9 @@ def test_the_oldest_of_too_many_connections_makes_place(server):
         client.close()
 
 
-def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch):
-    monkeypatch.setattr(http_server, "CLIENT_SECONDS", 0.5)
+@pytest.mark.parametrize("seconds", [0.5, 0])
+def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch, seconds):
+    monkeypatch.setattr(http_server, "CLIENT_SECONDS", seconds)
     with slow(server) as client:
         over = threading.Event()
 

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from errno import EAGAIN
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,19 @@ def test_a_killed_worker_is_nobody_and_the_next_worker_removes_its_file(listen):
     assert list(probe.ask(None, "/healthz", 1)) == []
     listen("next@h")
     assert names() == ["next@h"]
+
+
+def test_a_worker_whose_backlog_is_full_keeps_its_file(listen):
+    probed = listen("busy@h")
+    probed.socket.listen(0)
+    with ExitStack() as clients:
+        status = 0
+        while status != EAGAIN:
+            client = clients.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            status = client.connect_ex(probed.socket.getsockname())
+        listen("next@h")
+    assert names() == ["busy@h", "next@h"]
 
 
 @pytest.mark.parametrize("ends", [0, 1])

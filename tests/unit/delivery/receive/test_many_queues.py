@@ -14,7 +14,12 @@ QUEUES = [1, 5, 20, 50, 200]
 SLOTS = [1, 2, 8, 100]
 #: A task of either kind: of many that are short some are held beyond the slots, of long ones none.
 SECONDS = [0.05, 3]
-EVERY_SIZE = [(queues, slots) for queues in QUEUES for slots in SLOTS]
+MANY = pytest.mark.slow("two hundred queues are simulated")
+EVERY_SIZE = [
+    pytest.param(queues, slots, marks=[MANY] if queues == max(QUEUES) else [])
+    for queues in QUEUES
+    for slots in SLOTS
+]
 
 
 def spare_of(queues, slots, multiplier=4):
