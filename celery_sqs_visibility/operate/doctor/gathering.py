@@ -214,7 +214,9 @@ def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts)
 
 
 def _as_found(known: QueueFacts, found: FoundQueue) -> QueueFacts:
-    known = replace(known, url=found.queue.url if found.queue else "", attributes=found.attributes)
+    if found.queue is not None:
+        known = replace(known, url=found.queue.url, location=found.queue.sqs.location())
+    known = replace(known, attributes=found.attributes)
     return known if found.error is None else _not_found(known, found.error)
 
 
