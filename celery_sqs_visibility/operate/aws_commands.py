@@ -20,9 +20,8 @@ def aws_command(service: str, action: str, location: Location | None, **argument
     place = {} if location is None else {"region": location.region}
     if location is not None and not location.is_amazons:
         place["endpoint_url"] = location.endpoint
-    words = [
-        f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in (place | arguments).items()
-    ]
+    given = [(name.replace("_", "-"), value) for name, value in (place | arguments).items()]
+    words = [f"--{name} {shlex.quote(value)}" for name, value in given]
     return " ".join(["aws", service, action, *words])
 
 
@@ -36,3 +35,27 @@ def create_queue(name: str, location: Location | None, **attributes: str) -> str
     """The command that creates a queue."""
     texts = ",".join(f"{key}={value}" for key, value in attributes.items())
     return aws_command("sqs", "create-queue", location, queue_name=name, attributes=texts)
+
+
+def create_table(name: str, region: str) -> str:
+    """The commands that create a table of exclusive keys in DynamoDB. Its endpoint is the environment's."""
+    create = aws_command(
+        "dynamodb",
+        "create-table",
+        None,
+        region=region,
+        table_name=name,
+        billing_mode="PAY_PER_REQUEST",
+        attribute_definitions="AttributeName=key,AttributeType=S",
+        key_schema="AttributeName=key,KeyType=HASH",
+    )
+    wait = aws_command("dynamodb", "wait table-exists", None, region=region, table_name=name)
+    expire = aws_command(
+        "dynamodb",
+        "update-time-to-live",
+        None,
+        region=region,
+        table_name=name,
+        time_to_live_specification="Enabled=true,AttributeName=expires",
+    )
+    return f"{create} && {wait} && {expire}"

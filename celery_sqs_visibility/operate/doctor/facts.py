@@ -134,6 +134,7 @@ class Facts:
         task_names: all that the app has, Celery's own included.
         former_names: names of the release before, of options and settings of tasks, with the present ones.
         store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
+        store_remedy: what to do about it, where that is known.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))
@@ -146,6 +147,7 @@ class Facts:
     task_names: frozenset[str] = frozenset()
     former_names: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""
+    store_remedy: str = ""
     command: str = "celery sqs"
     control_permissions: Mapping[str, Permission] = field(default_factory=dict)
 

@@ -142,7 +142,8 @@ def check_store(facts: Facts) -> Iterator[Finding]:
             "coordination_store",
             f"it cannot be used from here: {facts.store_problem.rstrip('.')}",
             "Exclusive tasks do not run, and two beats send each task to a standard queue twice.",
-            "start the store, open the way to it from here, or correct coordination_store",
+            facts.store_remedy
+            or "start the store, open the way to it from here, or correct coordination_store",
         )
 
 

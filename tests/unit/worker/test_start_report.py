@@ -6,12 +6,19 @@ import json
 import logging
 
 import pytest
+from support.exclusive_stores import Refusing
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, ENDPOINT, REGION, FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    StoreError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.worker import startup
 
 OPTIONS = Options.parse({"visibility_timeout": 90})
@@ -125,3 +132,17 @@ def test_a_queue_with_options_of_its_own(sqs, caplog, order, told):
     startup.report(Queues(sqs).find_or_create("a"), RedriveBook(), options)
     assert caplog.messages[-1].endswith(f"; visibility timeout 600 s{told}; 2 at once at the most")
     assert [caplog.records[-1].sqs[name] for name in own] == [600, 3, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (None, []),
+        (StoreUnavailableError("it does not answer"), []),  # its guard says so
+        (StoreError("no such table; create it"), [startup.NO_STORE % "no such table; create it"]),
+    ],
+    ids=["well", "unreachable", "refusing"],
+)
+def test_a_store_of_keys_that_refuses_is_told_at_the_start(caplog, error, lines):
+    startup.ask_store(MemoryStore() if error is None else Refusing(error))
+    assert [record.getMessage() for record in caplog.records] == lines
