@@ -315,7 +315,7 @@ def create_queues(
             say(_line(finding))
     if any(finding.state == "different" for finding in findings):
         command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *names])
-        raise CommandError(f"queues that exist differ from the plan, and are left so. To set it: {command}")
+        raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
 
 
 def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool) -> list[Finding]:
