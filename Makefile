@@ -11,6 +11,8 @@ LOCALSTACK := .venvs/localstack/.installed
 # Other task queues on SQS, whose boto3 is another.
 PEERS := benchmarks/.peers/.installed
 COVERAGE := $(VENV)/.coverage
+# The demo's few packages, so that nobody waits for the tests' and the linters'.
+DEMO := .venvs/demo/.installed
 # Flower and celery-exporter, apart from the tests: see the group in pyproject.toml.
 MONITORS := .venvs/monitors/.installed
 # Packages that extend Celery or watch it, and what their tests need.
@@ -42,8 +44,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-demo: $(INSTALLED) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
-	@cd examples && $(BIN)/python -m demo
+demo: $(DEMO) ## Watch a worker, an SQS of its own and eleven tasks, for half a minute
+	@cd examples && $(CURDIR)/$(<D)/bin/python -m demo
 
 quick: $(INSTALLED) ## Run what a change needs in a minute: unit and conformance tests, but for the slow ones
 	@$(BIN)/python -m pytest -n 2 --dist worksteal tests/unit tests/conformance -m 'not slow' \
@@ -164,7 +166,8 @@ define install
 	uv pip install --quiet --python $(1)/bin/python $(2); \
 else \
 	test -x $(1)/bin/pip || $(PYTHON) -m venv --clear $(1) && \
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1' && \
+	{ $(1)/bin/python -m pip install --help | grep -q -e --group || \
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'; } && \
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2); \
 fi
 @touch $@
@@ -172,6 +175,11 @@ endef
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call install,$(VENV),-c constraints.txt -e . --group test --group check --group package)
+
+# Bytecode is made of what is imported, and not of everything.
+$(DEMO): pyproject.toml constraints.txt
+	@mkdir -p $(MATRIX)
+	$(call install,$(@D),--no-compile -c constraints.txt -e . --group demo)
 
 # As the tests', but for Celery and its own libraries.
 $(MATRIX)/celery-%/.installed: pyproject.toml constraints.txt

@@ -136,9 +136,10 @@ class Received(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable(DeliveryEvent):
-    """The message is no task for this worker: see `reason`. It was not deleted."""
+    """The message is no task for this worker: see `reason`. `follows` says what becomes of it."""
 
     reason: str
+    follows: str = ""
 
 
 @dataclass(frozen=True, slots=True)

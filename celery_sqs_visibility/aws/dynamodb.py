@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
-from celery_sqs_visibility.aws.error_codes import is_unanswered, translate
+from celery_sqs_visibility.aws.error_codes import is_unanswered, shorten, translate
 from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 
@@ -72,6 +72,7 @@ class Table:
 
     def _error(self, exc: Exception, response: Mapping[str, Any]) -> StoreError:
         code = str(response.get("Error", {}).get("Code", type(exc).__name__))
+        shorten(exc)
         if code in {"ExpiredTokenException", "UnrecognizedClientException"}:
             self._clients.discard()  # a new client reads rotated credentials
         remedy = f"; {_REMEDIES[code]}" if code in _REMEDIES else ""

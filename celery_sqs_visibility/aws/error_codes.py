@@ -37,6 +37,8 @@ FIRST_ERROR_STATUS: Final = 400
 #: Characters that are shown of an answer without a code, which may be a proxy's page.
 BODY_CHARACTERS: Final = 200
 
+_TAGS: Final = re.compile(r"<[^<>]*>")
+
 E = TypeVar("E", bound=SQSError)
 
 #: Their codes, without namespaces and without the "Exception" that some protocols append.
@@ -139,6 +141,7 @@ def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
     if isinstance(response, Mapping) and "Error" in response:
         status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode") or 0)
         operation = getattr(exc, "operation_name", action)
+        shorten(exc)
         error = _answered(response["Error"], status, action, operation, service)
         if FIRST_REDIRECT_STATUS <= status < FIRST_ERROR_STATUS:
             location = response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
@@ -150,6 +153,26 @@ def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
             return error  # its sentence says all
     error.__cause__ = exc
     return error
+
+
+def shorten(exc: Exception) -> None:
+    """Cut botocore's exception for an answer without a code to a line: it has the whole page of a proxy.
+
+    A traceback shows the exception that caused ours, too.
+    """
+    response = getattr(exc, "response", None) or {}
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    if "Error" in response and _is_page(response["Error"], status):
+        exc.args = (_line_of(str(exc)),)
+
+
+def _is_page(error: Mapping[str, Any], status: object) -> bool:
+    """Whether an answer has no code: botocore puts the status in its place, and the body as the message."""
+    return not error.get("QueryErrorCode") and str(error.get("Code") or "") in ("", str(status))
+
+
+def _line_of(page: str) -> str:
+    return beginning(" ".join(_TAGS.sub(" ", page).split()), BODY_CHARACTERS)
 
 
 def is_unanswered(error: Exception) -> bool:
@@ -213,10 +236,9 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     raw, query_code = str(error.get("Code") or ""), str(error.get("QueryErrorCode") or "")
     message = str(error.get("Message") or "no reason given")
     cls = _class_of(_short(raw), message) or _class_of(_short(query_code), message)
-    # botocore puts the status in place of a missing code, and the body in place of a missing message.
-    has_code = bool(query_code) or raw not in ("", str(status))
+    has_code = not _is_page(error, status)
     if not has_code:
-        message = beginning(" ".join(message.split()), BODY_CHARACTERS)
+        message = _line_of(message)
     if cls is None:
         cls = _class_by_status(status, has_code=has_code)
     code = _short(raw) or str(status)

@@ -57,6 +57,9 @@ def _show(url: str, *, as_json: bool) -> None:
     else:
         click.echo(f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n")
         click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
+        click.echo(
+            "\nWorkers that ran with one before this need their queues anew: celery -A ... sqs queues create"
+        )
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def message(
 ) -> None:
     """Print the body of an SQS message that runs TASK, to paste into the console of SQS.
 
-    With --json, all that SendMessage takes but the queue's URL: aws sqs send-message --queue-url URL
-    --cli-input-json "$(celery -A proj sqs message TASK --json)". Nothing is sent.
+    With --json, all that SendMessage takes but the queue's URL: aws sqs send-message --region REGION
+    --queue-url URL --cli-input-json "$(celery -A proj sqs message TASK --json)". Nothing is sent.
     """
     app = app_of(ctx)
     args, kwargs = _parsed("--args", args_text, list), _parsed("--kwargs", kwargs_text, dict)

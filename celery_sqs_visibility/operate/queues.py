@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ from celery_sqs_visibility.operate.invocation import (
     app_of,
     broker_of,
     json_option,
+    own_command,
     say,
     show_json,
 )
@@ -312,7 +314,8 @@ def create_queues(
         for finding in findings:
             say(_line(finding))
     if any(finding.state == "different" for finding in findings):
-        raise CommandError("some queues differ from the plan: --update changes them")
+        command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *names])
+        raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
 
 
 def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool) -> list[Finding]:

@@ -21,6 +21,7 @@ from celery_sqs_visibility.policy.exclusive import (
 )
 from celery_sqs_visibility.policy.option_names import (
     OTHER_PEOPLES_OPTIONS,
+    OTHER_TRANSPORTS,
     PRESENT_NAMES,
     REMEDIES,
     carried_over,
@@ -679,8 +680,8 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
-    if name in REMEDIES:
-        return OptionError(f"there is no transport option {name!r}: {REMEDIES[name]}")
+    if remedy := REMEDIES.get(name) or OTHER_TRANSPORTS.get(name):
+        return OptionError(f"there is no transport option {name!r}: {remedy}")
     return unknown(f"transport option {name!r}", name, sorted(declared))
 
 

@@ -31,7 +31,7 @@ from celery_sqs_visibility.contacts.worker import (
     call_at_close,
 )
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
-from celery_sqs_visibility.delivery.threads import is_main_thread
+from celery_sqs_visibility.delivery.threads import is_main_thread, start_thread
 from celery_sqs_visibility.option_secrets import without_secrets
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.signals import send_signals
@@ -47,7 +47,12 @@ from celery_sqs_visibility.worker.pool_patches import (
     watch_runs,
 )
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
-from celery_sqs_visibility.worker.startup import QueuesFirst, warn_of_clamped, warn_of_former_names
+from celery_sqs_visibility.worker.startup import (
+    QueuesFirst,
+    ask_store,
+    warn_of_clamped,
+    warn_of_former_names,
+)
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -70,6 +75,8 @@ class SQSStep(bootsteps.StartStopStep):
 class Deliveries(SQSStep):
     """Binds requests to their deliveries, and keeps bad messages from Celery."""
 
+    _store_asked = False
+
     def create(self, parent: Any) -> None:
         """Prepare the worker, which has not forked yet: children inherit the lease table."""
         quiet_dependencies()
@@ -87,6 +94,7 @@ class Deliveries(SQSStep):
             context = connection.transport.context
             context.slots = partial(self._slots, parent)
             context.worker_name = parent.hostname
+        self._context = context
         BoundTasks(parent, self._worker, context).bind()
         QueuesFirst(parent)
         BadMessages(parent)
@@ -140,6 +148,9 @@ class Deliveries(SQSStep):
         for step in parent.steps:
             if isinstance(step, Control):
                 self._check_answers(step)
+        if self._worker.key_leases is not None and not self._store_asked:
+            self._store_asked = True  # once the pool's processes are forked
+            start_thread(ask_store, "sqs-ask-store", self._context.coordination_store)
 
 
 class Endings(SQSStep):

@@ -36,6 +36,8 @@ from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     RequestRefusedError,
     SQSError,
+    StoreError,
+    StoreUnavailableError,
     ThrottledError,
     TLSError,
     UnavailableError,
@@ -47,6 +49,7 @@ from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.option_names import former_names
 from celery_sqs_visibility.policy.options import Options, beyond_horizon
+from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type, use_here
@@ -74,6 +77,10 @@ CLAMPED: Final = (
 )
 
 RENAMED: Final = "former names work until the next minor version only: %s"
+
+NO_STORE: Final = (
+    "exclusive tasks do not run, and their messages come back, while the store of their keys refuses: %s"
+)
 
 #: The only permission that a worker can start without; the lack of another shows later, or ends it.
 READ_POLICY: Final = "sqs:GetQueueAttributes"
@@ -232,6 +239,21 @@ def warn_of_former_names(given: Mapping[str, Any], tasks: Iterable[Any]) -> None
     told += [f"setting {former} of tasks, now {FORMER[former]}" for former in sorted(settings)]
     if told:
         logger.warning(RENAMED, "; ".join(told))
+
+
+def ask_store(store: ExclusiveStore) -> None:
+    """Log one line where the store of exclusive keys refuses a request that changes nothing.
+
+    In a thread of its own: the start does not wait. A store that does not answer is told of by its guard.
+    """
+    from celery_sqs_visibility.stores.guarded import PROBED_KEY  # noqa: PLC0415 - few need it
+
+    try:
+        store.release(PROBED_KEY, "nobody")
+    except StoreUnavailableError:
+        pass
+    except StoreError as error:
+        log_safely(logger.warning, NO_STORE, error)
 
 
 def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:

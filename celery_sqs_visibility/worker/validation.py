@@ -53,6 +53,11 @@ HIDING: Final = frozenset(
     if callable(getattr(Context, name)) or (name.startswith("_") and not name.startswith("__"))
 )
 
+NOT_REGISTERED: Final = (
+    "is not registered here: import its module in this worker (the settings include and imports, or "
+    "autodiscover_tasks()), or route it to a queue whose workers have it"
+)
+
 #: Characters of a wrong value that a reason quotes.
 QUOTED_CHARACTERS: Final = 60
 
@@ -118,7 +123,7 @@ class BadMessages:
         if "task" not in headers and isinstance(message.payload, dict):
             headers = message.payload  # protocol 1
         name = headers.get("task")
-        message.refuse(f"task {name!r} is not registered", others_may=True)
+        message.refuse(f"task {name!r} {NOT_REGISTERED}", others_may=True)
         signals.task_unknown.send(
             sender=self._consumer, message=message, exc=exc, name=name, id=headers.get("id")
         )

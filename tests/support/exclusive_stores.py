@@ -11,6 +11,8 @@ from support.faults import black_hole
 from support.proxy import FaultProxy
 from support.redis_server import RedisServer
 
+from celery_sqs_visibility.stores.memory import MemoryStore
+
 
 def create_table(**client):
     """Make a DynamoDB table as docs/exclusive-tasks.md says; its name."""
@@ -24,6 +26,17 @@ def create_table(**client):
     )
     dynamodb.close()
     return name
+
+
+class Refusing(MemoryStore):
+    """Answers a release with that error."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    def release(self, key, owner):
+        raise self._error
 
 
 class HangingRedis:

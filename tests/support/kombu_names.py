@@ -7,7 +7,8 @@ import inspect
 import re
 from pathlib import Path
 
-from kombu.transport import SQS, virtual
+import amqp
+from kombu.transport import SQS, pyamqp, virtual
 
 CLASSES = (SQS.Channel, SQS.Transport, SQS.QoS)
 
@@ -38,3 +39,18 @@ def kombus_attributes():
     """The public attributes of its classes, and its exceptions."""
     own = {name for cls in CLASSES for name in vars(cls) if not name.startswith("_")}
     return own | set(re.findall(r"^class (\w+)\(KombuError\)", source(), re.MULTILINE))
+
+
+def options_of_redis():
+    """The transport options that kombu's Redis transport reads, with Sentinel too."""
+    code = Path(importlib.util.find_spec("kombu.transport.redis").origin).read_text()
+    listed = "".join(re.findall(r"from_transport_options = .*?\(\s*('.*?)\)", code, re.DOTALL))
+    asked = re.findall(r"(?:transport_options|connection_kwargs)\.get\(\s*'(\w+)'", code)
+    return {*re.findall(r"'(\w+)'", listed), *asked}
+
+
+def options_of_amqp():
+    """Those of its AMQP transport: what it gives to py-amqp's connection, and all that this takes."""
+    given = re.findall(r"'(\w+)': conninfo\.", inspect.getsource(pyamqp.Transport.establish_connection))
+    taken = inspect.signature(amqp.Connection).parameters.values()
+    return {*given, *(each.name for each in taken if each.kind is not each.VAR_KEYWORD)}

@@ -17,17 +17,27 @@ from support.worker import WorkerProcess
 LINE = re.compile(r"^export (.*)$", re.MULTILINE)
 
 
+def serving(log, port="0"):
+    """A process of `celery sqs local`."""
+    command = [sys.executable, "-m", "celery", "sqs", "local", "--port", port]
+    return GuardedProcess(command, log, {**os.environ, "PYTHONUNBUFFERED": "1"})
+
+
+def environment_of(local):
+    """What its line says to paste."""
+    return dict(pair.split("=", 1) for pair in LINE.search(local.log)[1].split())
+
+
 @pytest.fixture
 def local(tmp_path):
-    command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0"]
-    with GuardedProcess(command, tmp_path / "local.log", {**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+    with serving(tmp_path / "local.log") as process:
         yield process.wait_for_log("export ", 60)
 
 
 @pytest.mark.own_pool
 def test_a_worker_and_a_producer_run_with_the_line_that_is_printed(local, tmp_path, diary):
     config = {"task_default_queue": "q", "broker_transport_options": {"wait_time_seconds": 1}}
-    pasted = dict(pair.split("=", 1) for pair in LINE.search(local.log)[1].split())
+    pasted = environment_of(local)
     worker = WorkerProcess("work", tmp_path / "worker.log", config=config, pool="threads", env=pasted)
     with worker:
         worker.wait_ready()
@@ -36,6 +46,26 @@ def test_a_worker_and_a_producer_run_with_the_line_that_is_printed(local, tmp_pa
         diary.wait_for("started", key="here")
     local.signal_main(signal.SIGINT)
     assert local.wait_exit() == 0
+
+
+@pytest.mark.own_pool
+def test_a_worker_that_outlives_a_restart_says_what_makes_its_queues_and_goes_on(local, tmp_path, diary):
+    config = {"task_default_queue": "q", "broker_transport_options": {"wait_time_seconds": 1}}
+    pasted = environment_of(local)
+    worker = WorkerProcess("work", tmp_path / "worker.log", config=config, pool="threads", env=pasted)
+    with worker:
+        worker.wait_ready()
+        local.signal_main(signal.SIGINT)
+        assert local.wait_exit() == 0
+        port = pasted["AWS_ENDPOINT_URL"].rpartition(":")[2]
+        with serving(tmp_path / "again.log", port) as again:
+            again.wait_for_log("need their queues anew: celery -A ... sqs queues create", 60)
+            worker.wait_for_log("`celery -A ... sqs queues create` makes it anew", 60)
+            made = run_celery(config, "sqs", "queues", "create", env=pasted)
+            assert made.returncode == 0, made.stderr
+            sent = run_celery(config, "call", "work.quick", "--args", '["after"]', env=pasted)
+            assert sent.returncode == 0, sent.stderr
+            diary.wait_for("started", key="after", timeout=60)
 
 
 def test_a_port_that_is_taken_is_one_sentence():

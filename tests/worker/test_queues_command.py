@@ -67,3 +67,15 @@ def test_with_predefined_queues_none_is_created(make_site):
     site = make_site(predefined_queues={"q": {"url": "https://sqs.us-east-1.amazonaws.com/123456789012/q"}})
     refused = run_celery(site.config, "sqs", "queues", "create", module="letters")
     assert (refused.returncode, "predefined_queues" in refused.stderr) == (1, True)
+
+
+def test_a_queue_that_a_worker_has_made_is_told_with_the_command_that_gives_it_dead_letters(make_site):
+    site = make_site()
+    site.create_queue()
+    told = run_celery(site.config, "sqs", "queues", "create", site.queue)
+    command = f"celery -A work sqs queues create --update {site.queue}"
+    assert (told.returncode, told.stderr.strip().endswith(f"To change them: {command}")) == (1, True), (
+        told.stderr
+    )
+    done = run_celery(site.config, *command.split()[3:])
+    assert (done.returncode, "updated: " in done.stdout) == (0, True), done.stdout + done.stderr

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
@@ -55,6 +56,12 @@ ANSWERED_AT_ONCE_SECONDS: Final = 0.5
 #: A FIFO queue is asked for one message at a time, so every message may be one of many. A helper that finds
 #: none shows that there are few groups; the next helper is not tried before this time has passed.
 HELPER_PAUSE_SECONDS: Final = 1.0
+
+#: Of a queue that was there: an SQS for development has been restarted, or somebody has deleted it.
+DELETED: Final = (
+    "it was deleted, or its server has forgotten it: `celery -A ... sqs queues create` makes it anew with "
+    "its dead-letter queue, and the worker receives from it without a restart"
+)
 
 #: A poll that SQS refuses is refused within this time, and does not wait for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
@@ -525,8 +532,10 @@ class Receiver:
             is_new = (
                 self.queue.origin == "created" and not self._answered and self.failures <= NEW_QUEUE_FAILURES
             )
-        if not (is_new and isinstance(error, QueueDoesNotExistError)):
+        if not isinstance(error, QueueDoesNotExistError):
             self._outage.failure(error)
+        elif not is_new:
+            self._outage.failure(reworded(error, f"{str(error).rstrip('.')}; {DELETED}"))
 
     def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()

@@ -105,10 +105,23 @@ class Rejection:
         """
         delivery = delivery.current
         first = self._redeliveries.remember(Past.REJECTED, delivery.queue, delivery.facts.message_id)
+        settlement = self.refusal(delivery, reason, body, others_may=others_may)
         if first:
-            emit(Unreadable(delivery.facts, legible(reason)))
-        delivery.settle(self.refusal(delivery, reason, body, others_may=others_may))
+            emit(Unreadable(delivery.facts, legible(reason), self._what_follows(delivery.queue, settlement)))
+        delivery.settle(settlement)
         return first
+
+    def _what_follows(self, queue: Queue, settlement: Settlement) -> str:
+        """What becomes of a message that is refused, for the log."""
+        policy = self._redrive.peek(queue)
+        if isinstance(settlement, DeadLetter):
+            if self._redrive.has_dead_letter_queue(queue):
+                return "it becomes a dead letter"
+            if isinstance(settlement.otherwise, Delete):
+                return "it is deleted"
+        elif policy is not None:
+            return f"it comes back, and at receive {policy.max_receive_count} it becomes a dead letter"
+        return "it comes back, until the retention of its queue ends"
 
     def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
         """Settlement of a message that `refuse` refuses."""

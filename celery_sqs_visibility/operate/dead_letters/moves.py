@@ -28,6 +28,7 @@ from celery_sqs_visibility.errors import (
     TooLargeError,
     UnavailableError,
 )
+from celery_sqs_visibility.operate.aws_commands import aws_command
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, Place
 from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, patiently
@@ -304,5 +305,5 @@ def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask
         threading.Event().wait(LOOK_SECONDS)
     raise CommandError(
         f"SQS has begun to move the messages of {queue.name!r}, and does not list the task: look at "
-        f"`aws sqs list-message-move-tasks --source-arn {source_arn}`"
+        f"`{aws_command('sqs', 'list-message-move-tasks', queue.sqs.location(), source_arn=source_arn)}`"
     )

@@ -114,6 +114,7 @@ def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[
             queue.name: {name: permission.value for name, permission in queue.permissions.items()}
             for queue in facts.queues
         },
+        "repeats_by_default": [task.name for task in facts.tasks if task.repeats_by_default],
         "control_rights": {name: permission.value for name, permission in facts.control_permissions.items()},
         **({"to_switch": paste} if paste else {}),
     }

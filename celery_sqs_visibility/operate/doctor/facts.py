@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Final
 
+from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.policy.options import Options, QueueOptions, entry_for
 from celery_sqs_visibility.policy.queue_attributes import ARN, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
+
+#: Names in one finding; the report as JSON has all.
+MOST_NAMES: Final = 20
 
 
 class Permission(Enum):
@@ -58,6 +60,7 @@ class QueueFacts:
 
     Attributes:
         name: Celery's.
+        location: where requests about it go; `None` where the settings are no good.
         attributes: of GetQueueAttributes; `None` where they are not known.
         problem: why they are not, or why there is no queue.
         denied: whether a permission is missing for that.
@@ -68,6 +71,7 @@ class QueueFacts:
 
     name: str
     url: str = ""
+    location: Location | None = None
     options: QueueOptions = field(default_factory=lambda: Options.parse({}).for_queue(""))
     attributes: Mapping[str, str] | None = None
     problem: str = ""
@@ -130,6 +134,7 @@ class Facts:
         task_names: all that the app has, Celery's own included.
         former_names: names of the release before, of options and settings of tasks, with the present ones.
         store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
+        store_remedy: what to do about it, where that is known.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))
@@ -142,6 +147,7 @@ class Facts:
     task_names: frozenset[str] = frozenset()
     former_names: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""
+    store_remedy: str = ""
     command: str = "celery sqs"
     control_permissions: Mapping[str, Permission] = field(default_factory=dict)
 
@@ -183,16 +189,20 @@ class Finding:
     remedy: str
 
 
-def set_attributes(url: str, **attributes: object) -> str:
-    """The command that sets attributes of a queue."""
-    texts = {name: json.dumps(v) if isinstance(v, dict) else str(v) for name, v in attributes.items()}
-    return f"aws sqs set-queue-attributes --queue-url {url} --attributes {shlex.quote(json.dumps(texts))}"
-
-
 def transport_option(name: str, value: object, queue: str = "") -> str:
     """The setting of a transport option, of all queues or of one."""
     given = {"queues": {queue: {name: value}}} if queue else {name: value}
     return f"broker_transport_options = {given!r}, beside your others"
+
+
+def listed(names: list[str], kind: str) -> str:
+    """Some things by name, up to `MOST_NAMES` of them."""
+    if len(names) == 1:
+        return f"{kind} {names[0]!r}"
+    others = len(names) - MOST_NAMES
+    return f"{kind}s {', '.join(map(repr, names[:MOST_NAMES]))}" + (
+        f" and {others} more" if others > 0 else ""
+    )
 
 
 def and_more(names: list[str], kind: str) -> str:

@@ -31,6 +31,7 @@ from celery_sqs_visibility.errors import (
     StoreError,
 )
 from celery_sqs_visibility.operate.app_queues import named_queues, queue_names, queue_of_task
+from celery_sqs_visibility.operate.aws_commands import create_table
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, Permission, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, for_each, look_at
 from celery_sqs_visibility.operate.invocation import own_command
@@ -68,6 +69,9 @@ CELERYS_OWN: Final = "celery."
 #: Attributes by which a task's author says after which exceptions it runs again, or how often.
 OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
 
+#: DynamoDB's code for a table that is not there.
+NO_TABLE: Final = "ResourceNotFoundException"
+
 #: No receipt handle looks like it.
 NO_HANDLE: Final = "no-receipt-handle"
 
@@ -90,7 +94,8 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         scheduled=scheduled_tasks(app),
         task_names=frozenset(app.tasks),
         former_names=_former_names(app),
-        store_problem=_store_problem(broker),
+        store_problem=(problem := _store_problem(broker)),
+        store_remedy=_table_to_create(broker) if NO_TABLE in problem else "",
         command=own_command(),
         control_permissions=permissions_of_control(broker.queues.sqs, options.whole_control_prefix)
         if options.remote_control
@@ -111,6 +116,15 @@ def _store_problem(broker: BrokerContext) -> str:
     except (OptionError, StoreError) as error:
         return str(error)
     return ""
+
+
+def _table_to_create(broker: BrokerContext) -> str:
+    """The commands that create the table of `coordination_store`."""
+    address = broker.options.coordination_store
+    if address is None:
+        return ""
+    region = address.region or next(iter(broker.queues.locations())).region
+    return create_table(address.table, region)
 
 
 def settings_of(app: Celery) -> dict[str, Any]:
@@ -214,7 +228,9 @@ def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts)
 
 
 def _as_found(known: QueueFacts, found: FoundQueue) -> QueueFacts:
-    known = replace(known, url=found.queue.url if found.queue else "", attributes=found.attributes)
+    if found.queue is not None:
+        known = replace(known, url=found.queue.url, location=found.queue.sqs.location())
+    known = replace(known, attributes=found.attributes)
     return known if found.error is None else _not_found(known, found.error)
 
 

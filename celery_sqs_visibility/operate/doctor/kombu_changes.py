@@ -58,11 +58,18 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
     ]
     # `_early_acks` and `_meaning` report these two.
     checked = [
-        finding
+        _after_the_switch(finding, facts.command)
         for finding in findings_of(facts)
         if "acks_late" not in finding.problem and not finding.problem.startswith("visibility_timeout is")
     ]
     return sorted([*changes, *checked], key=lambda finding: finding.severity)
+
+
+def _after_the_switch(finding: Finding, command: str) -> Finding:
+    """The finding; our commands refuse an app that is on kombu's transport yet."""
+    if command not in finding.remedy:
+        return finding
+    return replace(finding, remedy=f"after the switch: {finding.remedy}")
 
 
 def _refused(refused: Mapping[str, str]) -> Iterator[Finding]:

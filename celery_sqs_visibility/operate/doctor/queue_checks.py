@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from celery_sqs_visibility.aws.redrive import Redrive
+from celery_sqs_visibility.operate.aws_commands import create_queue, set_attributes
 from celery_sqs_visibility.operate.doctor.facts import (
     Facts,
     Finding,
@@ -13,7 +14,6 @@ from celery_sqs_visibility.operate.doctor.facts import (
     Severity,
     TaskFacts,
     and_more,
-    set_attributes,
 )
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
@@ -103,18 +103,19 @@ def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
     name = dead_letter_name(queue.url.rpartition("/")[2])
     arn = beside((queue.attributes or {}).get(ARN, ""), name)
     tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
-    return f"{_create_dead_letter_queue(name)} && {_redrive(queue, arn, tasks)}"
+    return f"{_create_dead_letter_queue(name, queue)} && {_redrive(queue, arn, tasks)}"
 
 
 def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
     """The command for a redrive policy by which SQS moves messages after the attempts of these tasks."""
     receives = least_max_receive_count(task.max_retries for task in tasks)
-    return set_attributes(queue.url, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives)))
+    return set_attributes(
+        queue.url, queue.location, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives))
+    )
 
 
-def _create_dead_letter_queue(name: str) -> str:
-    attributes = ",".join(f"{key}={value}" for key, value in dead_letter_attributes(name).items())
-    return f"aws sqs create-queue --queue-name {name} --attributes {attributes}"
+def _create_dead_letter_queue(name: str, source: QueueFacts) -> str:
+    return create_queue(name, source.location, **dead_letter_attributes(name))
 
 
 def check_receives(facts: Facts) -> Iterator[Finding]:
@@ -202,7 +203,7 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
             "SQS deletes the message before its last attempt, without a dead letter."
             if total >= retention
             else "After a backlog, or a day without workers, SQS deletes it before its last attempt.",
-            set_attributes(queue.url, MessageRetentionPeriod=longer)
+            set_attributes(queue.url, queue.location, MessageRetentionPeriod=longer)
             if longer > retention and total < RETENTION_SECONDS
             else "lower max_retries or error_visibility_timeout",
         )
@@ -229,7 +230,7 @@ def _no_such_letters(queue: QueueFacts, letters: QueueFacts) -> Finding:
         "What fails for good stays in the queue until its retention ends, and is not run again."
         if queue.redrive
         else "A worker creates it at its start, or does not start where it may not.",
-        _create_dead_letter_queue(letters.name),
+        _create_dead_letter_queue(letters.name, queue),
     )
 
 
@@ -247,7 +248,7 @@ def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding
         f"{duration_text(queue.retention)}",
         "The age of a message that SQS moves counts from its first sending: after a long time in the source "
         "it is deleted soon after its arrival, or at once.",
-        set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
+        set_attributes(letters.url, letters.location, MessageRetentionPeriod=RETENTION_SECONDS),
     )
 
 
@@ -258,7 +259,7 @@ def _hasty(letters: QueueFacts) -> Iterator[Finding]:
             f"dead-letter queue {letters.name!r}",
             f"it keeps a message for {duration_text(letters.retention)}",
             "What failed for good is gone before anybody is back from a long weekend.",
-            set_attributes(letters.url, MessageRetentionPeriod=RETENTION_SECONDS),
+            set_attributes(letters.url, letters.location, MessageRetentionPeriod=RETENTION_SECONDS),
         )
 
 
@@ -270,7 +271,7 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
             f"it has a redrive policy of its own, to {letters.redrive.name!r} after "
             f"{letters.redrive.max_receive_count} receives",
             "Dead letters that are looked at move on.",
-            set_attributes(letters.url, RedrivePolicy=""),
+            set_attributes(letters.url, letters.location, RedrivePolicy=""),
         )
     if queue.fifo and not letters.fifo and not queue.redrive:
         yield Finding(
@@ -300,5 +301,5 @@ def check_queue_delays(facts: Facts) -> Iterator[Finding]:
                 f"queue {queue.name!r}",
                 f"its DelaySeconds is {delay}",
                 f"Each task starts {duration_text(delay)} after it is sent, or later.",
-                set_attributes(queue.url, DelaySeconds=0),
+                set_attributes(queue.url, queue.location, DelaySeconds=0),
             )

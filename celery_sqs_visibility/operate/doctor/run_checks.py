@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, and_more
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, and_more, listed
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import counted
@@ -47,9 +47,10 @@ def check_repeats(facts: Facts) -> Iterator[Finding]:
         most = max(task.max_retries or 0 for task in tasks)
         yield Finding(
             Severity.NOTE,
-            and_more([task.name for task in tasks], "task"),
-            f"after each exception it runs again, up to {counted(most, 'time')} (task_cls=VisibilityTask)",
-            "What it did before the exception is done again: a task that charges a card, and then fails, "
+            listed([task.name for task in tasks], "task"),
+            f"after each exception {'they run' if len(tasks) > 1 else 'it runs'} again, up to "
+            f"{counted(most, 'time')} (task_cls=VisibilityTask)",
+            "What a run did before the exception is done again: a task that charges a card, and then fails, "
             f"charges it {most + 1} times.",
             "max_retries=0, or autoretry_for=(...) with what may be tried again; if all may, max_retries=3",
         )
@@ -141,7 +142,8 @@ def check_store(facts: Facts) -> Iterator[Finding]:
             "coordination_store",
             f"it cannot be used from here: {facts.store_problem.rstrip('.')}",
             "Exclusive tasks do not run, and two beats send each task to a standard queue twice.",
-            "start the store, open the way to it from here, or correct coordination_store",
+            facts.store_remedy
+            or "start the store, open the way to it from here, or correct coordination_store",
         )
 
 

@@ -238,13 +238,23 @@ def test_the_missing_permission_is_named_for_s3_too(action, message, told):
 
 
 def test_a_page_in_place_of_an_answer_is_shown_in_one_short_line():
-    sentence = str(
-        translate(answer("502", "<html>\n<title>502 Bad Gateway</title>\n" * 99, 502), "ReceiveMessage")
-    )
-    assert sentence.startswith(
-        "ReceiveMessage was answered 502: <html> <title>502 Bad Gateway</title> <html>"
-    )
-    assert (len(sentence) < 250, "\n" in sentence) == (True, False)
+    error = translate(answer("502", "<html>\n<title>502 Bad Gateway</title>\n" * 99, 502), "ReceiveMessage")
+    assert str(error).startswith("ReceiveMessage was answered 502: 502 Bad Gateway 502 Bad Gateway")
+    for each in (error, error.__cause__):  # a traceback shows both
+        assert (len(str(each)) < 250, "\n" in str(each), "<" in str(each)) == (True, False, False)
+
+
+def test_a_page_without_a_tag_is_cut_as_well():
+    error = translate(answer("503", "upstream connect error\n" * 99, 503), "ReceiveMessage")
+    assert str(error).startswith("ReceiveMessage was answered 503: upstream connect error upstream")
+    assert (len(str(error)) < 250, len(str(error.__cause__)) < 250) == (True, True)
+
+
+def test_a_refusal_with_a_code_keeps_all_that_aws_says():
+    reason = "the policy <arn:aws:iam::1:policy/p>\n" * 20
+    error = translate(answer("AccessDenied", reason, 403), "ReceiveMessage")
+    assert reason in str(error)
+    assert reason in str(error.__cause__)
 
 
 def test_a_page_in_place_of_an_answer_is_called_so():

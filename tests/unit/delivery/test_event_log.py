@@ -29,6 +29,7 @@ SAMPLES = {
     "kept": True,
     "seconds": 5,
     "reason": "because",
+    "follows": "it comes back",
     "attempt": 1,
     "error": "Oops()",
     "delay": 10.0,

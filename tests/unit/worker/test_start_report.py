@@ -6,12 +6,19 @@ import json
 import logging
 
 import pytest
+from support.exclusive_stores import Refusing
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, ENDPOINT, REGION, FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    StoreError,
+    StoreUnavailableError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.worker import startup
 
 OPTIONS = Options.parse({"visibility_timeout": 90})
@@ -135,3 +142,17 @@ def test_a_visibility_timeout_that_sqs_does_not_take_is_told(caplog, given, told
     startup.warn_of_clamped(given)
     assert caplog.text.count("visibility_timeout=86400 is longer than SQS hides a message") == told
     assert len(caplog.records) == told
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (None, []),
+        (StoreUnavailableError("it does not answer"), []),  # its guard says so
+        (StoreError("no such table; create it"), [startup.NO_STORE % "no such table; create it"]),
+    ],
+    ids=["well", "unreachable", "refusing"],
+)
+def test_a_store_of_keys_that_refuses_is_told_at_the_start(caplog, error, lines):
+    startup.ask_store(MemoryStore() if error is None else Refusing(error))
+    assert [record.getMessage() for record in caplog.records] == lines

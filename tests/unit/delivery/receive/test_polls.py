@@ -121,6 +121,17 @@ def test_an_outage_is_logged_once_for_each_kind_and_so_is_its_end(world, caplog)
     ]
 
 
+def test_a_queue_that_was_deleted_is_told_with_what_makes_it_anew(world, caplog):
+    world.sqs.fail_next("ReceiveMessage", QueueDoesNotExistError("it does not exist."))
+    world.poll()
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "cannot receive from SQS: it does not exist; it was deleted, or its server has forgotten it: "
+        "`celery -A ... sqs queues create` makes it anew with its dead-letter queue, and the worker receives "
+        "from it without a restart; trying again (queue=q)"
+    )
+
+
 @pytest.mark.parametrize(
     ("origin", "failures", "lines"), [("created", 2, 0), ("created", 3, 2), ("found", 1, 2)]
 )

@@ -231,3 +231,24 @@ def test_a_message_that_comes_back_after_it_was_given_up_has_not_failed_anew(red
         world.rejection.give_up(delivery, "failed", str)
         told.append(delivery.end_of_given_up)
     assert told == ["failed", "released"]
+
+
+@pytest.mark.parametrize(
+    ("name", "redrive", "receive_count", "others_may", "follows"),
+    [
+        ("q", 3, 1, True, "it comes back, and at receive 3 it becomes a dead letter"),
+        ("q", 3, 3, True, "it becomes a dead letter"),
+        ("q", "plain", 1, False, "it becomes a dead letter"),
+        ("q", "plain", 1, True, "it comes back, until the retention of its queue ends"),
+        ("q", None, 9, True, "it comes back, until the retention of its queue ends"),
+        ("q", None, 9, False, "it comes back, until the retention of its queue ends"),
+        ("q.fifo", None, RECEIVES_OF_NO_TASK, False, "it is deleted"),
+    ],
+)
+def test_the_log_says_what_becomes_of_a_message_that_is_no_task(
+    events, name, redrive, receive_count, others_may, follows
+):
+    world = Rejecting(name, redrive)
+    world.refuse(receive_count, others_may=others_may)
+    (event,) = events.of(Unreadable)
+    assert (event.reason, event.follows) == ("nobody can read it", follows)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
 from celery_sqs_visibility.operate.doctor.facts import (
@@ -25,12 +26,13 @@ from celery_sqs_visibility.policy.options import Options
 DAY = 86_400
 ARN = "arn:aws:sqs:eu-west-1:123456789012:"
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/"
+AMAZONS = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
 ERROR, WARNING, NOTE = Severity
 
 
 def letters(name="proj-dead", days=14, **attributes):
     attributes = {"MessageRetentionPeriod": str(int(days * DAY)), **attributes}
-    return QueueFacts(name=name, url=URL + name, attributes=attributes)
+    return QueueFacts(name=name, url=URL + name, location=AMAZONS, attributes=attributes)
 
 
 def queue(receives=7, days=4, options=None, name="proj", dead="proj-dead", **changes):
@@ -41,6 +43,7 @@ def queue(receives=7, days=4, options=None, name="proj", dead="proj-dead", **cha
     known = {
         "name": name,
         "url": URL + name,
+        "location": AMAZONS,
         "attributes": attributes,
         "options": Options.parse(options or {}).for_queue(name),
         "letters": letters(dead) if receives else None,
@@ -90,7 +93,12 @@ FOUND = [
         facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
         "do as the sentence says",
     ),
-    (queue_checks.check_dead_letters, ERROR, facts(queue(0)), "aws sqs create-queue --queue-name proj-dead"),
+    (
+        queue_checks.check_dead_letters,
+        ERROR,
+        facts(queue(0)),
+        "aws sqs create-queue --region eu-west-1 --queue-name proj-dead",
+    ),
     (
         queue_checks.check_dead_letters,
         WARNING,
@@ -326,6 +334,8 @@ def test_what_is_wrong_is_found_with_a_remedy(check, severity, known, words):
     assert finding.consequence.endswith(".")
     assert not finding.problem.endswith(".")
     assert finding in findings_of(known)
+    commands = [part for part in finding.remedy.split(" && ") if part.startswith("aws ")]
+    assert all(command.split()[3:5] == ["--region", "eu-west-1"] for command in commands)
 
 
 def test_where_all_is_well_nothing_is_found():
@@ -356,6 +366,21 @@ WELL = [
 @pytest.mark.parametrize("known", WELL)
 def test_what_only_looks_wrong_is_let_through(known):
     assert findings_of(known) == []
+
+
+def test_a_command_of_an_emulators_queue_names_its_endpoint():
+    emulators = Location("us-east-1", "http://127.0.0.1:9324")
+    (finding,) = queue_checks.check_dead_letters(facts(queue(0, location=emulators)))
+    assert finding.remedy.count("--region us-east-1 --endpoint-url http://127.0.0.1:9324 ") == 2
+
+
+def test_tasks_that_repeat_exceptions_are_listed_by_name():
+    tasks = [TaskFacts(name=f"t{n}", queue="proj", repeats_by_default=n % 2 == 0) for n in range(50)]
+    (few,) = run_checks.check_repeats(facts(tasks=tuple(tasks[:5])))
+    (many,) = run_checks.check_repeats(facts(tasks=tuple(tasks)))
+    assert few.thing == "tasks 't0', 't2', 't4'"
+    assert few.problem.startswith("after each exception they run again, up to 3 times")
+    assert many.thing.endswith("'t36', 't38' and 5 more")
 
 
 def test_the_worst_comes_first():

@@ -9,6 +9,7 @@ from celery import Celery, Task
 from celery.beat import ScheduleEntry
 from kombu import Queue
 from support.clock import FakeClock
+from support.exclusive_stores import Refusing
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -34,17 +35,6 @@ def redrive(name, receives=5):
 
 def nothing():
     pass
-
-
-class Failing(MemoryStore):
-    """Answers everything with that error."""
-
-    def __init__(self, error):
-        super().__init__()
-        self._error = error
-
-    def release(self, key, owner):
-        raise self._error
 
 
 @pytest.fixture
@@ -237,8 +227,8 @@ def test_settings_are_those_that_the_user_gave(app):
     [
         (None, ""),
         (MemoryStore(), ""),
-        (Failing(StoreUnavailableError("Redis: TimeoutError")), "Redis: TimeoutError"),
-        (Failing(StoreError("UpdateItem was refused")), "UpdateItem was refused"),
+        (Refusing(StoreUnavailableError("Redis: TimeoutError")), "Redis: TimeoutError"),
+        (Refusing(StoreError("UpdateItem was refused")), "UpdateItem was refused"),
     ],
     ids=["none", "well", "unreachable", "refusing"],
 )
@@ -247,6 +237,19 @@ def test_a_store_that_cannot_be_used_is_found(app, sqs, monkeypatch, store, prob
     monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
     options = {} if store is None else {"coordination_store": "redis://keys"}
     assert facts_of(app, sqs, **options).store_problem == problem
+
+
+@pytest.mark.parametrize(
+    ("url", "region"), [("dynamodb://keys", "us-east-1"), ("dynamodb://keys?region=eu-west-3", "eu-west-3")]
+)
+def test_of_a_table_that_is_missing_the_commands_are_told_that_create_it(app, sqs, monkeypatch, url, region):
+    missing = Refusing(StoreError("ResourceNotFoundException: no such table"))
+    monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: missing)
+    (finding,) = run_checks.check_store(facts_of(app, sqs, coordination_store=url))
+    create, wait, expire = finding.remedy.split(" && ")
+    assert create.startswith(f"aws dynamodb create-table --region {region} --table-name keys ")
+    assert wait == f"aws dynamodb wait table-exists --region {region} --table-name keys"
+    assert expire.endswith("--time-to-live-specification Enabled=true,AttributeName=expires")
 
 
 def test_a_store_whose_server_is_not_there_is_found(app, sqs, monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.operate.doctor.facts import Facts, TaskFacts
+from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.kombu_changes import (
     facts_of_switch,
     findings_of_switch,
@@ -40,6 +40,13 @@ def told(given, *tasks):
 )
 def test_of_each_option_it_is_told_what_becomes_of_it(given, thing, words):
     assert words in told(given)[thing].problem
+
+
+def test_a_command_that_refuses_an_app_on_kombus_transport_is_for_after_the_switch():
+    facts = Facts(queues=(QueueFacts(name="q", exists=False),), command="celery -A proj sqs")
+    found = {f.thing: f.remedy for f in findings_of_switch(facts, {}, {})}
+    assert found["queue 'q'"] == "after the switch: celery -A proj sqs queues create q"
+    assert all(remedy.startswith("after the switch: ") for remedy in found.values() if "celery -A" in remedy)
 
 
 def test_what_is_the_same_is_not_told():

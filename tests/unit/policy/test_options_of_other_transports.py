@@ -1,0 +1,62 @@
+"""Options of kombu's Redis and AMQP transports, as projects bring them: a hint by name, and never a guess."""
+
+from __future__ import annotations
+
+import pytest
+from support.kombu_names import options_of_amqp, options_of_redis
+
+from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.option_names import OTHER_TRANSPORTS, REMEDIES
+from celery_sqs_visibility.policy.options import Options
+
+FOREIGN = options_of_redis() | options_of_amqp()
+
+
+def test_the_options_are_found_in_kombus_source():
+    assert {"global_keyprefix", "sentinel_kwargs", "reauth_check_interval"} <= options_of_redis()
+    assert {"heartbeat", "channel_max", "virtual_host"} <= options_of_amqp()
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN | OTHER_TRANSPORTS.keys()))
+def test_an_option_of_another_transport_is_taken_or_refused_with_what_to_do(name):
+    try:
+        Options.parse({name: 3})
+    except OptionError as error:
+        remedy = {**OTHER_TRANSPORTS, **REMEDIES}[name]
+        assert str(error) == f"there is no transport option {name!r}: {remedy}"  # noqa: PT017 - or no error
+
+
+def test_no_name_has_two_remedies():
+    assert not OTHER_TRANSPORTS.keys() & REMEDIES.keys()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"visibility_timeout": "21600"},  # airflow.cfg and the environment have text
+        {"visibility_timeout": "43200.0"},
+        {"visibility_timeout": 86400},
+        {"visibility_timeout": "1800", "region": "eu-west-1", "polling_interval": "1.0"},
+        {"wait_time_seconds": "10", "is_secure": "True", "queue_name_prefix": "superset-"},
+    ],
+    ids=repr,
+)
+def test_what_airflow_and_superset_usually_set_is_taken(given):
+    assert Options.parse(given).visibility_timeout == min(float(given.get("visibility_timeout", 120)), 43200)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"master_name": "mymaster", "sentinel_kwargs": {"password": "hush"}}, "it is of Redis Sentinel"),
+        ({"sentinel_kwargs": '{"password": "hush"}'}, "it is of Redis Sentinel"),
+        ({"global_keyprefix": "superset:"}, "queue_name_prefix"),
+        ({"priority_steps": [0, 3, 6, 9], "queue_order_strategy": "priority"}, "queue_order"),
+    ],
+    ids=repr,
+)
+def test_what_they_set_for_redis_is_refused_with_what_to_do(given, said):
+    with pytest.raises(OptionError, match=said) as refused:
+        Options.parse(given)
+    assert "did you mean" not in str(refused.value)
+    assert "hush" not in str(refused.value)
