@@ -19,8 +19,9 @@ from support.browser import Browser
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.html"))
-#: Each kind of text and block that pages have.
-SAMPLE = ["index.html", "quickstart.html", "visibility.html", "options.html", "architecture.html", "search.html"]
+AXE = next((ROOT / ".venvs/docs").glob("lib/*/site-packages/axe_playwright_python/axe.min.js")).read_text()
+#: Each kind of text and block that pages have: axe takes seconds for a long page.
+SAMPLE = ["index", "quickstart", "visibility", "options", "architecture", "reference-commands", "search", "genindex"]
 THEMES = ["light", "dark"]
 PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
 SECONDS = 60
@@ -88,3 +89,12 @@ def test_a_page_fits_a_phone_has_its_pictures_and_asks_nobody_else(phone, addres
     )
     assert phone.execute_script(BROKEN) == []
     assert {urlsplit(url).netloc for url in phone.execute_script(LOADED)} == {urlsplit(address).netloc}
+
+
+@pytest.mark.parametrize("page", SAMPLE)
+def test_a_page_is_legible_in_both_themes(driver, address, page):
+    driver.get(f"{address}/{page}")
+    driver.execute_script(AXE)
+    for theme in THEMES:
+        driver.execute_script("document.body.dataset.theme = arguments[0]", theme)
+        assert driver.execute_async_script(CONTRAST) == [], theme
