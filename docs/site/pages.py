@@ -73,14 +73,13 @@ NAVIGATION = {
         "reference-commands",
         "kombu-features",
     ],
-    "Contributing": ["architecture", "contributing/*", "project/*"],
+    "Contributing": ["project/contributing", "architecture", "contributing/*", "project/*"],
 }
 
 #: A link's target, in Markdown and in HTML, without its fragment.
 TARGET = re.compile(r'(\]\(|\b(?:src|href)=")(?![a-z]+:)([^)#"\s]+)')
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 FLOWCHART = re.compile(r"^```mermaid\nflowchart TD\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-#: A list that reads "a > b > c" for one of these flowcharts.
 FLOOR = re.compile(r'^ *f\d+\["(.*)"\]$', re.MULTILINE)
 ESCAPED = {"#quot;": "&quot;", "#lt;": "&lt;"}
 
@@ -145,7 +144,13 @@ def floors(match):
 def navigation(places):
     """The contents of the site, which Sphinx shows beside each page."""
     names = [str(place.with_suffix("")) for place in places.values() if place.name != "index.md"]
-    named = {part: [name for entry in entries for name in matching(entry, names)] for part, entries in NAVIGATION.items()}
+    named = {
+        part: list(dict.fromkeys(name for entry in entries for name in matching(entry, names)))
+        for part, entries in NAVIGATION.items()
+    }
+    for entry in (entry for entries in NAVIGATION.values() for entry in entries):
+        if not matching(entry, names):
+            sys.exit(f"docs/site/pages.py names {entry}, which is no page")
     known = {name for entries in named.values() for name in entries}
     named["How-to"] += sorted(set(names) - known)
     titles = {str(place.with_suffix("")): title(page) for page, place in places.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,16 @@ SITE = ROOT / "build/site"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.html"))
 AXE = next((ROOT / ".venvs/docs").glob("lib/*/site-packages/axe_playwright_python/axe.min.js")).read_text()
 #: Each kind of text and block that pages have: axe takes seconds for a long page.
-SAMPLE = ["index", "quickstart", "visibility", "options", "architecture", "reference-commands", "search", "genindex"]
+SAMPLE = [
+    "index",
+    "quickstart",
+    "visibility",
+    "options",
+    "architecture",
+    "reference-commands",
+    "search",
+    "genindex",
+]
 THEMES = ["light", "dark"]
 PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
 SECONDS = 60
@@ -30,10 +38,11 @@ SECONDS = 60
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
 BROKEN = "return [...document.images].filter(each => !each.naturalWidth).map(each => each.src)"
 WIDTH = "return document.documentElement.scrollWidth"
+RULES = ["color-contrast", "image-alt", "link-name", "document-title", "html-has-lang"]
 CONTRAST = """
-const done = arguments[arguments.length - 1];
-axe.run({runOnly: ["color-contrast", "image-alt", "link-name", "document-title", "html-has-lang"]}).then(found => done(
-    found.violations.flatMap(each => each.nodes.map(node => each.id + ": " + node.html + node.failureSummary))));
+const [rules, done] = arguments;
+axe.run({runOnly: rules}).then(found => done(found.violations.flatMap(
+    each => each.nodes.map(node => each.id + ": " + node.html + node.failureSummary))));
 """
 
 
@@ -64,6 +73,25 @@ def phone(driver):
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     yield driver
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("link", ["[gone](gone.md)", "[no heading](#gone)", "![no picture](gone.svg)"])
+def test_a_broken_link_ends_the_build(tmp_path, link):
+    (tmp_path / "index.md").write_text(f"# A page\n\n{link}\n")
+    command = [
+        ROOT / ".venvs/docs/bin/python",
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "-c",
+        ROOT / "docs/site",
+        tmp_path,
+        tmp_path / "site",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert ended.returncode != 0
+    assert "gone" in ended.stderr
 
 
 def test_search_finds_the_page_about_the_visibility_timeout_and_opens_it(driver, address):
@@ -97,4 +125,4 @@ def test_a_page_is_legible_in_both_themes(driver, address, page):
     driver.execute_script(AXE)
     for theme in THEMES:
         driver.execute_script("document.body.dataset.theme = arguments[0]", theme)
-        assert driver.execute_async_script(CONTRAST) == [], theme
+        assert driver.execute_async_script(CONTRAST, RULES) == [], theme

@@ -1,4 +1,4 @@
-"""The reference in docs/, of the code: `make reference` writes it, and `tests/unit/test_reference.py` compares."""
+"""The reference in docs/: `make reference` writes it from the code; `test_reference.py` compares."""
 
 from __future__ import annotations
 
@@ -27,24 +27,25 @@ ENTRY = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.DOTALL | re.MULTILINE)
 TASKS = """\
 # Settings of a task
 
-Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a wrong
-value is refused when the task gets its app, with a sentence that names the task. [Retries](retries.md),
-[long tasks](long-tasks.md), [exclusive tasks](exclusive-tasks.md) and [AWS events](aws-events.md) show their use.
+Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a
+wrong value is refused when the task gets its app, with a sentence that names the task.
+[Retries](retries.md), [long tasks](long-tasks.md), [exclusive tasks](exclusive-tasks.md) and [AWS
+events](aws-events.md) show their use.
 
 | setting | default | meaning |
 |---|---|---|
 {table}
-`acks_late` is true for every `VisibilityTask`; another value is refused, since a deleted message cannot come back.
-Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of `self.visibility` are
-in [long tasks](long-tasks.md).
+`acks_late` is true for every `VisibilityTask`; another value is refused, since a deleted message cannot
+come back. Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of
+`self.visibility` are in [long tasks](long-tasks.md).
 """
 
 EXCEPTIONS = """\
 # Exceptions
 
-All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches all of
-them. An error that passes by itself is worth another try later; any other needs somebody who changes something.
-[Troubleshooting](troubleshooting.md) explains the sentences of the log.
+All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches
+all of them. An error that passes by itself is worth another try later; any other needs somebody who changes
+something. [Troubleshooting](troubleshooting.md) explains the sentences of the log.
 
 | exception | also a | passes by itself | meaning |
 |---|---|---|---|
@@ -71,8 +72,8 @@ Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFact
 COMMANDS = """\
 # Commands
 
-What `--help` says of each command. [Command line](command-line.md) has examples, and what each column means;
-[permissions](permissions.md#permissions-for-commands) lists what each command may need.
+What `--help` says of each command. [Command line](command-line.md) has examples, and what each column
+means; [permissions](permissions.md#permissions-for-commands) lists what each command may need.
 
 {commands}"""
 
@@ -110,7 +111,11 @@ def sentence(text):
 def public(module, root):
     """The public classes of a module that are a `root`, in the order of the module."""
     classes = (each for each in vars(module).values() if inspect.isclass(each) and issubclass(each, root))
-    return [each for each in classes if each.__module__ == module.__name__ and each.__name__ in celery_sqs_visibility.__all__]
+    return [
+        each
+        for each in classes
+        if each.__module__ == module.__name__ and each.__name__ in celery_sqs_visibility.__all__
+    ]
 
 
 def settings():
@@ -150,7 +155,13 @@ def kinds_of_events():
         fields = [each.name for each in dataclasses.fields(kind) if each.name != "delivery"]
         about = [f"`{name}`: {entries[name]}" for name in fields if name in entries]
         if kind not in (events.Event, events.DeliveryEvent):
-            rows.append(row(f"`{kind.__name__}`", ", ".join(f"`{name}`" for name in fields) or "-", " ".join([text, *about])))
+            rows.append(
+                row(
+                    f"`{kind.__name__}`",
+                    ", ".join(f"`{name}`" for name in fields) or "-",
+                    " ".join([text, *about]),
+                )
+            )
     return "".join(rows)
 
 
@@ -162,7 +173,9 @@ def facts():
 def commands(command, context=None):
     """A section for each command that does something, with its usage, its help and its options."""
     name = context and command.name
-    context = click.Context(command, parent=context, info_name=name or "celery -A proj sqs", terminal_width=100)
+    context = click.Context(
+        command, parent=context, info_name=name or "celery -A proj sqs", terminal_width=100
+    )
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
             yield from commands(command.get_command(context, each), context)
@@ -171,7 +184,8 @@ def commands(command, context=None):
     usage = command.get_usage(context).removeprefix("Usage: ")
     told = [param.get_help_record(context) for param in command.params if isinstance(param, click.Option)]
     rows = "".join(row(f"`{option}`", about.replace("  [", " [")) for option, about in told)
-    yield f"## {path}\n\n```text\n{usage}\n```\n\n{inspect.cleandoc(command.help)}\n\n| option | meaning |\n|---|---|\n{rows}"
+    help_text = inspect.cleandoc(command.help)
+    yield f"## {path}\n\n```text\n{usage}\n```\n\n{help_text}\n\n| option | meaning |\n|---|---|\n{rows}"
 
 
 def main():
