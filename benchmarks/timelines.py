@@ -217,7 +217,7 @@ def deploy():
     with Stage(OURS, SHORT, shutdown_timeout=4) as stage:
         stage.start("worker 1", slots=2)
         stage.start("worker 2", slots=2, idle=True)
-        for message, seconds in (("long", 11), ("short", 7)):
+        for message, seconds in (("long", 11), ("short", 6)):
             stage.send(message, seconds)
         stage.sleep_until("short", 2)
         stage.send("next", 3)

@@ -27,11 +27,12 @@ ENDS = {"done": "succeeds", "failed": "fails", "SIGKILL": "is killed", "released
 STYLE = """\
 text{font:11px system-ui,sans-serif;fill:#1f2328}
 .title{font-weight:600;font-size:14px}.name{font-weight:600;font-size:12px}
+.asked{paint-order:stroke;stroke:#fff;stroke-width:3px}
 .back{fill:#fff}.axis{stroke:#8a9099;fill:none}.hidden{fill:#b9cbe6}.mark{stroke:#1f2328}
 .signal{stroke:#b3261e;stroke-dasharray:4 3}.told{fill:#b3261e}
 .run1{fill:#1f5fa8}.run2{fill:#8a4b00}.run{fill:#fff}
 @media(prefers-color-scheme:dark){text{fill:#e6e9ee}
-.back{fill:#15181d}.axis{stroke:#7d858f}.hidden{fill:#34507a}.mark{stroke:#e6e9ee}
+.asked{stroke:#15181d}.back{fill:#15181d}.axis{stroke:#7d858f}.hidden{fill:#34507a}.mark{stroke:#e6e9ee}
 .signal{stroke:#ff9d94}.told{fill:#ff9d94}
 .run1{fill:#9cc4f5}.run2{fill:#f0b96b}.run{fill:#10131a}}"""
 
@@ -126,6 +127,7 @@ class Drawing:
         if title:
             self.y += TITLE
             self.text(10, self.y - 4, title, "name")
+        begin = len(self.parts)
         signals = [event for event in events if event["what"] in ("SIGTERM", "SIGKILL")]
         self.y += SIGNAL if signals else 0
         top = self.y
@@ -136,6 +138,8 @@ class Drawing:
             self.text(
                 self.x(signal["at"]), top - 4, f"{signal['what']} to {signal['worker']}", "told", "middle"
             )
+        # Names go over a signal's line.
+        self.parts[begin:] = sorted(self.parts[begin:], key=lambda part: 'class="asked"' in part)
         self.axis()
 
     def message(self, name, events):
@@ -158,19 +162,17 @@ class Drawing:
             self.y += RUN + 4
 
     def labels(self, events):
-        """The names of what was asked for a message, in two rows where they are close together."""
-        ends, placed = [0, 0], []
+        """The names of what was asked for a message, one above the other where they are close together."""
+        ends, placed = [], []
         for event in asked(events):
-            x = self.x(event["at"])
-            row = 0 if x > ends[0] else 1
-            ends[row] = x + CHARACTER * len(event["what"]) + 4
+            x, width = self.x(event["at"]) - 1, CHARACTER * len(event["what"])
+            x = min(x, WIDTH - 4 - width)
+            row = next((row for row, end in enumerate(ends) if x > end), len(ends))
+            ends[row : row + 1] = [x + width]
             placed.append((x, row, event["what"]))
-        self.y += LABEL * (1 + max(row for _, row, _ in placed))
+        self.y += LABEL * len(ends)
         for x, row, what in placed:
-            fits = x + CHARACTER * len(what) < WIDTH
-            self.text(
-                x - 1 if fits else WIDTH - 4, self.y - 6 - LABEL * row, what, "", "start" if fits else "end"
-            )
+            self.text(x, self.y - 6 - LABEL * row, what, "asked")
 
     def axis(self):
         self.y += 6

@@ -65,6 +65,7 @@ def address():
 @pytest.fixture(scope="module")
 def driver():
     with Browser() as browser:
+        browser.driver.set_script_timeout(SECONDS)
         yield browser.driver
 
 
