@@ -10,7 +10,7 @@ from pathlib import Path
 PICTURES = Path(__file__).resolve().parents[1] / "docs/pictures"
 RECORD = PICTURES / "visibility.json"
 
-WIDTH, LEFT, RIGHT = 760, 84, 20
+WIDTH, LEFT, RIGHT = 720, 84, 20
 HEAD, TITLE, SIGNAL, LABEL, BAND, RUN, GAP, AXIS = 14, 24, 18, 14, 14, 18, 12, 30
 CHARACTER = 6.2
 #: From this on, in seconds, the scale names every fifth one, in place of every second.

@@ -21,10 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 
-#: The pages of each part, in the order of the navigation. A page that is named nowhere is a how-to.
+#: The pages of each part, in the order of the navigation. A page that is named nowhere comes after UNNAMED's.
 NAVIGATION = {
-    "Start": ["quickstart", "testing", "django", "airflow", "coming-from-kombu", "coming-from-others"],
-    "How-to": [
+    "Start": ["quickstart", "testing", "django", "airflow", "permissions"],
+    "Move": ["coming-from-kombu", "mixed-fleets", "coming-from-others"],
+    "How-to: tasks and queues": [
         "retries",
         "long-tasks",
         "exclusive-tasks",
@@ -38,10 +39,11 @@ NAVIGATION = {
         "several-queues",
         "fifo",
         "dead-letters",
-        "deploys",
+    ],
+    "How-to: run": [
         "pools",
         "lambda",
-        "permissions",
+        "deploys",
         "doctor",
         "command-line",
         "remote-control",
@@ -51,20 +53,12 @@ NAVIGATION = {
         "traces",
         "logs-and-events",
         "json-logs",
-        "mixed-fleets",
         "troubleshooting",
-    ],
-    "Explanation": [
-        "visibility",
-        "ends",
-        "costs",
         "scaling",
-        "growth",
+        "costs",
         "security",
-        "reliability",
-        "fidelity",
-        "benchmarks",
     ],
+    "Explanation": ["visibility", "ends", "reliability", "fidelity", "growth", "benchmarks"],
     "Reference": [
         "options",
         "reference-tasks",
@@ -75,6 +69,7 @@ NAVIGATION = {
     ],
     "Contributing": ["project/contributing", "architecture", "contributing/*", "project/*"],
 }
+UNNAMED = "How-to: tasks and queues"
 
 #: A link's target, in Markdown and in HTML, without its fragment.
 TARGET = re.compile(r'(\]\(|\b(?:src|href)=")(?![a-z]+:)([^)#"\s]+)')
@@ -152,7 +147,7 @@ def navigation(places):
         if not matching(entry, names):
             sys.exit(f"docs/site/pages.py names {entry}, which is no page")
     known = {name for entries in named.values() for name in entries}
-    named["How-to"] += sorted(set(names) - known)
+    named[UNNAMED] += sorted(set(names) - known)
     titles = {str(place.with_suffix("")): title(page) for page, place in places.items()}
     parts = ["\n"]
     for part, entries in named.items():
