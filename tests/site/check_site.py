@@ -76,6 +76,11 @@ def phone(driver):
     driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def hosts(driver):
+    """Whom the page has asked for something."""
+    return {urlsplit(url).netloc for url in driver.execute_script(LOADED)}
+
+
 def test_broken_links_end_the_build(tmp_path):
     (tmp_path / "index.md").write_text("# A page\n\n[a](gone.md) [b](#no-heading) ![c](gone.svg)\n")
     options = ["-q", "-W", "--keep-going", "-c", ROOT / "docs/site"]
@@ -91,6 +96,7 @@ def test_search_finds_the_page_about_the_visibility_timeout_and_opens_it(driver,
     found = WebDriverWait(driver, SECONDS).until(
         lambda driver: driver.find_elements(By.CSS_SELECTOR, "#search-results li a")
     )
+    assert hosts(driver) == {urlsplit(address).netloc}
     title = found[0].text
     found[0].click()
     WebDriverWait(driver, SECONDS).until(lambda driver: "search.html" not in driver.current_url)
@@ -107,7 +113,7 @@ def test_a_page_fits_a_phone_has_its_pictures_and_asks_nobody_else(phone, addres
         lambda driver: driver.execute_script("return [...document.images].every(each => each.complete)")
     )
     assert phone.execute_script(BROKEN) == []
-    assert {urlsplit(url).netloc for url in phone.execute_script(LOADED)} == {urlsplit(address).netloc}
+    assert hosts(phone) == {urlsplit(address).netloc}
 
 
 @pytest.mark.parametrize("page", SAMPLE)
