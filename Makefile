@@ -17,6 +17,8 @@ DEMO := .venvs/demo/.installed
 MONITORS := .venvs/monitors/.installed
 # Packages that extend Celery or watch it, and what their tests need.
 OTHERS := .venvs/others/.installed
+# Sphinx, which needs another docutils than the tests.
+SPHINX := .venvs/docs/.installed
 # One for each version of Celery and kombu that we claim.
 MATRIX := .venvs
 VERSIONS := 5.5 5.6 5.7
@@ -39,7 +41,7 @@ PART := dead_letters ends error_visibility fanout fifo remote_control settling
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture reference timelines docs check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -132,6 +134,18 @@ mutants: $(MUTANTS) ## Change a quarter of the code's places, SHARE=n, and see w
 picture: $(INSTALLED) ## Draw the rooms of docs/architecture.md from the contracts in pyproject.toml
 	@cd tests && $(BIN)/python -m support.rooms
 
+reference: $(INSTALLED) ## Write the reference in docs/ from the code
+	@cd tests && $(BIN)/python -m support.reference
+
+timelines: $(INSTALLED) ## Run the workers of docs/visibility.md, and draw its pictures from what they said
+	@$(BIN)/python benchmarks/timelines.py
+
+# A broken link, an unknown heading and a page without a place in the navigation are errors.
+docs: $(INSTALLED) $(SPHINX) ## Build the documentation site into build/site, and look at it with Chromium
+	@.venvs/docs/bin/python docs/site/pages.py build/pages
+	@.venvs/docs/bin/python -m sphinx -q -W --keep-going -E -j 2 -c docs/site build/pages build/site
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/site/check_site.py $(PYTEST_OPTIONS)
+
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -206,6 +220,13 @@ $(EMULATOR): Makefile
 $(LOCALSTACK): Makefile
 	@mkdir -p $(MATRIX)
 	$(call install,$(@D),'localstack-core[base-runtime]==4.8.1' moto-ext==5.1.54 cbor2==5.6.5 cryptography==43.0.3 Jinja2 pyopenssl==24.2.1 responses service-identity==24.2.0)
+
+# axe's script comes in a package for another browser driver, which is left out.
+$(SPHINX): pyproject.toml constraints.txt Makefile
+	@mkdir -p $(MATRIX)
+	@grep -v '^docutils==' constraints.txt >$(MATRIX)/constraints-docs.txt
+	$(call install,$(@D),-c $(MATRIX)/constraints-docs.txt --group docs)
+	$(call install,$(@D),--no-deps axe-playwright-python==0.1.8)
 
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)

@@ -24,7 +24,7 @@ USERS_PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [README, *USERS_PAGES, *CONTRIBUTORS_PAGES]
 
 #: Where modules are that pages for contributors name, and the packages of others that they name.
-OURS = ("celery_sqs_visibility", "tests", "benchmarks", "examples")
+OURS = ("celery_sqs_visibility", "tests", "benchmarks", "examples", "docs")
 THEIRS = ("urllib3/", "celery/", "kombu/", "billiard/", "botocore/", "opentelemetry/", "celery_batches/")
 
 #: An option and a property of messages, whose names begin as those of threads do.

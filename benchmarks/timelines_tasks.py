@@ -1,0 +1,30 @@
+"""The task of the timelines, for workers of both transports."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from support.app import make_app
+from support.diary import note
+
+TASK_CLASS_VARIABLE = "TIMELINE_TASK_CLASS"
+WORKER_VARIABLE = "TIMELINE_WORKER"
+
+app = make_app("timelines_tasks", task_cls=os.environ.get(TASK_CLASS_VARIABLE) or None)
+
+
+class FirstAttemptError(Exception):
+    """The failure of a first attempt, which the scene wants."""
+
+
+@app.task(bind=True, acks_late=True, ignore_result=True)
+def work(self, first: float, then: float | None = None) -> None:
+    """Run for as long as `first` says; with `then`, fail and run for so long the next time."""
+    worker = os.environ[WORKER_VARIABLE]
+    note("started", message=self.request.id, worker=worker)
+    fails = then is not None and self.request.retries == 0
+    time.sleep(first if then is None or fails else then)
+    note("failed" if fails else "done", message=self.request.id, worker=worker)
+    if fails:
+        raise FirstAttemptError

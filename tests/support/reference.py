@@ -1,0 +1,197 @@
+"""The reference in docs/: `make reference` writes it from the code; `test_reference.py` compares."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import click
+
+import celery_sqs_visibility
+from celery_sqs_visibility import VisibilityTask, errors, events
+from celery_sqs_visibility.operate.commands import sqs
+from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.policy import options
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+#: A table within a page that has other text, too.
+TABLE = re.compile(r"(?<=<!-- made by `make reference` -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+#: A paragraph about one thing in Google's style of docstrings: its name, a colon, its lines.
+ENTRY = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.DOTALL | re.MULTILINE)
+
+TASKS = """\
+# Settings of a task
+
+Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a
+wrong value is refused when the task gets its app, with a sentence that names the task.
+[Retries](retries.md), [long tasks](long-tasks.md), [exclusive tasks](exclusive-tasks.md) and [AWS
+events](aws-events.md) show their use.
+
+| setting | default | meaning |
+|---|---|---|
+{table}
+`acks_late` is true for every `VisibilityTask`; another value is refused, since a deleted message cannot
+come back. Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of
+`self.visibility` are in [long tasks](long-tasks.md).
+"""
+
+EXCEPTIONS = """\
+# Exceptions
+
+All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches
+all of them. An error that passes by itself is worth another try later; any other needs somebody who changes
+something. [Troubleshooting](troubleshooting.md) explains the sentences of the log.
+
+| exception | also a | passes by itself | meaning |
+|---|---|---|---|
+{table}
+{attributes}"""
+
+EVENTS = """\
+# Events
+
+Frozen dataclasses in `celery_sqs_visibility`, to which your code can listen: [logs and
+events](logs-and-events.md#events) shows how. They happen in the worker's main process.
+
+| event | fields | meaning |
+|---|---|---|
+{table}
+## `delivery`
+
+Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFacts`:
+
+| field | meaning |
+|---|---|
+{facts}"""
+
+COMMANDS = """\
+# Commands
+
+What `--help` says of each command. [Command line](command-line.md) has examples, and what each column
+means; [permissions](permissions.md#permissions-for-commands) lists what each command may need.
+
+{commands}"""
+
+
+def pages():
+    """Each page of the reference, and its text."""
+    metrics = DOCS / "metrics.md"
+    return {
+        DOCS / "options.md": options.reference(),
+        DOCS / "reference-tasks.md": TASKS.format(table=settings()),
+        DOCS / "reference-exceptions.md": EXCEPTIONS.format(table=exceptions(), attributes=attributes()),
+        DOCS / "reference-events.md": EVENTS.format(table=kinds_of_events(), facts=facts()),
+        DOCS / "reference-commands.md": COMMANDS.format(commands="\n".join(commands(sqs))),
+        metrics: TABLE.sub(lambda _: names.table(), metrics.read_text()),
+    }
+
+
+def row(*cells):
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
+
+
+def paragraphs(docstring):
+    """A docstring's text and its section of attributes or arguments, by name; both without line ends."""
+    text, *section = re.split(r"^(?:Attributes|Args):\n", inspect.cleandoc(docstring), flags=re.MULTILINE)
+    entries = ENTRY.findall(textwrap.dedent("".join(section)))
+    return " ".join(text.split()), {name: sentence(about) for name, about in entries}
+
+
+def sentence(text):
+    """In one line, with a capital."""
+    text = " ".join(text.split())
+    return text[:1].upper() + text[1:]
+
+
+def public(module, root):
+    """The public classes of a module that are a `root`, in the order of the module."""
+    classes = (each for each in vars(module).values() if inspect.isclass(each) and issubclass(each, root))
+    return [
+        each
+        for each in classes
+        if each.__module__ == module.__name__ and each.__name__ in celery_sqs_visibility.__all__
+    ]
+
+
+def settings():
+    _, entries = paragraphs(VisibilityTask.__doc__)
+    return "".join(
+        row(f"`{name}`", f"`{inspect.getattr_static(VisibilityTask, name)!r}`", about)
+        for name, about in entries.items()
+    )
+
+
+def exceptions():
+    return "".join(
+        row(
+            f"`{kind.__name__}`",
+            ", ".join(f"`{base.__name__}`" for base in kind.__bases__ if base is not Exception) or "-",
+            "yes" if issubclass(kind, errors.PASSING_ERRORS) else "-",
+            paragraphs(kind.__doc__)[0],
+        )
+        for kind in public(errors, errors.SQSVisibilityError)
+    )
+
+
+def attributes():
+    parts = []
+    for kind in [*public(errors, errors.SQSVisibilityError), errors.PublishFailure]:
+        _, entries = paragraphs(kind.__doc__)
+        if entries:
+            rows = "".join(row(f"`{name}`", about) for name, about in entries.items())
+            parts.append(f"## Attributes of `{kind.__name__}`\n\n| attribute | meaning |\n|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def kinds_of_events():
+    rows = []
+    for kind in public(events, events.Event):
+        text, entries = paragraphs(kind.__doc__)
+        fields = [each.name for each in dataclasses.fields(kind) if each.name != "delivery"]
+        about = [f"`{name}`: {entries[name]}" for name in fields if name in entries]
+        if kind not in (events.Event, events.DeliveryEvent):
+            rows.append(
+                row(
+                    f"`{kind.__name__}`",
+                    ", ".join(f"`{name}`" for name in fields) or "-",
+                    " ".join([text, *about]),
+                )
+            )
+    return "".join(rows)
+
+
+def facts():
+    _, entries = paragraphs(events.DeliveryFacts.__doc__)
+    return "".join(row(f"`{name}`", about) for name, about in entries.items())
+
+
+def commands(command, context=None):
+    """A section for each command that does something, with its usage, its help and its options."""
+    name = context and command.name
+    context = click.Context(
+        command, parent=context, info_name=name or "celery -A proj sqs", terminal_width=100
+    )
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            yield from commands(command.get_command(context, each), context)
+        return
+    path = context.command_path.removeprefix("celery -A proj sqs ")
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    told = [param.get_help_record(context) for param in command.params if isinstance(param, click.Option)]
+    rows = "".join(row(f"`{option}`", about.replace("  [", " [")) for option, about in told)
+    help_text = inspect.cleandoc(command.help)
+    yield f"## {path}\n\n```text\n{usage}\n```\n\n{help_text}\n\n| option | meaning |\n|---|---|\n{rows}"
+
+
+def main():
+    for page, text in pages().items():
+        page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
