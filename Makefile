@@ -31,7 +31,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture check package clean
+.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture recording check package clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -102,6 +102,9 @@ house: $(INSTALLED) ## Count the package's files, functions and docstrings, and 
 
 picture: $(INSTALLED) ## Draw the rooms of docs/architecture.md from the contracts in pyproject.toml
 	@cd tests && $(BIN)/python -m support.rooms
+
+recording: $(INSTALLED) ## Record `make demo` as docs/pictures/demo.svg
+	@$(BIN)/python benchmarks/recording.py
 
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
