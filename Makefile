@@ -31,7 +31,7 @@ ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,can
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture recording check package clean
+.PHONY: help demo quick test test-pools coverage behaviours containers matrix matrix-ends matrix-pools reliability soak bench cost growth house picture recording check package release clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -124,6 +124,10 @@ package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and insta
 	@$(BIN)/python -m twine check --strict dist/*
 	@$(MAKE) --no-print-directory $(MATRIX)/wheel/.installed $(MATRIX)/sdist/.installed
 	@$(BIN)/python -m pytest tests/package/check_distributions.py
+
+# Says what is to be done, and uploads nothing.
+release: package ## Do everything of a release up to the upload: docs/contributing/releasing.md
+	@$(BIN)/python tests/package/release.py
 
 clean: ## Remove the virtual environments and all caches
 	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
