@@ -68,6 +68,7 @@ def test_the_sdist_has_what_the_repository_has(unpacked):
     assert [name for name in tracked if (ROOT / name).exists() and not (unpacked / name).exists()] == []
 
 
+@pytest.mark.timeout(1200)  # two commands of up to ten minutes
 def test_make_finds_its_files_in_the_sdist(unpacked):
     run("make", "--silent", "check", cwd=unpacked)
     run(
