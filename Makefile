@@ -41,7 +41,7 @@ PART := dead_letters ends error_visibility fanout fifo remote_control settling
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture reference timelines docs check package clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture recording reference timelines docs check package release clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -146,6 +146,9 @@ docs: $(INSTALLED) $(SPHINX) ## Build the documentation site into build/site, an
 	@.venvs/docs/bin/python -m sphinx -q -W --keep-going -E -j 2 -c docs/site build/pages build/site
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/site/check_site.py $(PYTEST_OPTIONS)
 
+recording: $(INSTALLED) ## Record `make demo` as docs/pictures/demo.svg
+	@$(BIN)/python benchmarks/recording.py
+
 check: $(INSTALLED) ## Run the linters, the type checker and the speller
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
@@ -168,6 +171,10 @@ package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and insta
 	@$(BIN)/python -m twine check --strict dist/*
 	@$(MAKE) --no-print-directory $(MATRIX)/wheel/.installed $(MATRIX)/sdist/.installed
 	@$(BIN)/python -m pytest tests/package/check_distributions.py
+
+# Says what is to be done, and uploads nothing.
+release: package ## Do everything of a release up to the upload: docs/contributing/releasing.md
+	@$(BIN)/python tests/package/release.py
 
 clean: ## Remove the virtual environments and all caches
 	rm -rf $(VENV) $(MATRIX) $(EMULATOR_VENV) benchmarks/.peers build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -38,7 +38,7 @@ def unpacked(tmp_path_factory):
 
 
 def run(*command, cwd):
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -68,6 +68,7 @@ def test_the_sdist_has_what_the_repository_has(unpacked):
     assert [name for name in tracked if (ROOT / name).exists() and not (unpacked / name).exists()] == []
 
 
+@pytest.mark.timeout(1200)  # two commands of up to ten minutes
 def test_make_finds_its_files_in_the_sdist(unpacked):
     run("make", "--silent", "check", cwd=unpacked)
     run(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
+import shlex
 from pathlib import Path
 
 import botocore.session
@@ -83,3 +85,33 @@ def test_the_page_shows_an_excerpt(path):
     page = (EXAMPLES.parent / "docs/health.md").read_text()
     block = page.split(f"](../examples/{path})", 1)[1].split("```")[1].split("\n", 1)[1]
     assert block in (EXAMPLES / path).read_text()
+
+
+def test_a_bucket_is_connected_by_commands_that_aws_takes():
+    page = (EXAMPLES.parent / "docs/aws-events.md").read_text()
+    block = re.search(r"^## Connect a bucket.*?^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
+    policy, notification = (shlex.split(command) for command in block.split("$ ") if command)
+    given = {
+        "QueueUrl": after(policy, "--queue-url"),
+        "Attributes": json.loads(after(policy, "--attributes")),
+    }
+    assert_valid("sqs", "SetQueueAttributes", given)
+    (statement,) = json.loads(given["Attributes"]["Policy"])["Statement"]
+    given = {
+        "Bucket": after(notification, "--bucket"),
+        "NotificationConfiguration": json.loads(after(notification, "--notification-configuration")),
+    }
+    assert_valid("s3", "PutBucketNotificationConfiguration", given)
+    (queue,) = given["NotificationConfiguration"]["QueueConfigurations"]
+    assert statement["Resource"] == queue["QueueArn"]
+    assert statement["Condition"]["ArnEquals"]["aws:SourceArn"] == f"arn:aws:s3:::{given['Bucket']}"
+
+
+def after(words, option):
+    return words[words.index(option) + 1]
+
+
+def assert_valid(service, operation, parameters):
+    model = botocore.session.Session().get_service_model(service)
+    shape = model.operation_model(operation).input_shape
+    assert not ParamValidator().validate(parameters, shape).has_errors()

@@ -9,11 +9,11 @@ from celery.app.defaults import NAMESPACES, flatten
 
 from celery_sqs_visibility.operate.doctor.setting_checks import SETTING_RULES, rules_that_apply
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs/coming-from-kombu.md").read_text()
+PAGE = (Path(__file__).resolve().parents[4] / "docs/celery-settings.md").read_text()
 
 
 @pytest.mark.parametrize("rule", SETTING_RULES, ids=lambda rule: rule.name)
-def test_who_comes_from_kombu_finds_the_setting(rule):
+def test_who_looks_for_a_setting_finds_it(rule):
     assert f"`{rule.name}" in PAGE
     assert rule.follows.endswith(".")
     # `worker_disable_prefetch` is new in Celery 5.6.
