@@ -57,7 +57,7 @@ def hear_ended_runs_first(pool: Any) -> None:
     (celery/concurrency/asynpool.py: `ResultHandler.on_stop_not_started`, `_flush_outqueue`). Without it a run
     among sixteen processes might end seven seconds before the shutdown timeout, and yet be given back.
     """
-    results = pool._pool._result_handler
+    results: Any = getattr(pool._pool, "_result_handler", None)
     flush = getattr(results, "_flush_outqueue", None)
     if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
         return

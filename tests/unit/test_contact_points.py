@@ -233,6 +233,7 @@ MENTIONED = [
     ("celery.concurrency.asynpool:AsynPool._flush_writer", "self._active_writers.discard(writer)"),
     ("celery.concurrency.asynpool:_get_job_writer", "writer = job._writer", "return writer()"),
     # At a shutdown it sleeps at each child that has nothing to say.
+    ("billiard.pool:Pool.__init__", "self._result_handler = self.create_result_handler()"),
     (
         "celery.concurrency.asynpool:ResultHandler.on_stop_not_started",
         "for fd in outqueues",

@@ -22,6 +22,7 @@ REFERENCE = {
         "benchmarks.md",
         "command-line.md",
         "contributing/contacts.md",
+        "contributing/mutations.md",
         "costs.md",
         "ends.md",
         "fidelity.md",
@@ -30,6 +31,10 @@ REFERENCE = {
         "metrics.md",
         "options.md",
         "permissions.md",
+        "reference-commands.md",
+        "reference-events.md",
+        "reference-exceptions.md",
+        "reference-tasks.md",
         "reliability.md",
         "troubleshooting.md",
     )

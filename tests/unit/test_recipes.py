@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
-import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import botocore.session
@@ -87,24 +89,42 @@ def test_the_page_shows_an_excerpt(path):
     assert block in (EXAMPLES / path).read_text()
 
 
-def test_a_bucket_is_connected_by_commands_that_aws_takes():
+#: In place of the AWS CLI: it writes down how it was called, and answers for `get-queue-url`.
+AWS = """#!{python}
+import json, sys
+with open("calls", "a") as calls:
+    print(json.dumps(sys.argv[1:]), file=calls)
+print("https://sqs.eu-central-1.amazonaws.com/123456789012/proj")
+"""
+
+
+def test_a_bucket_is_connected_by_commands_that_aws_takes(tmp_path, monkeypatch):
     page = (EXAMPLES.parent / "docs/aws-events.md").read_text()
-    block = re.search(r"^## Connect a bucket.*?^```console\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
-    policy, notification = (shlex.split(command) for command in block.split("$ ") if command)
+    block = re.search(r"^## Connect a bucket.*?^```sh\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[1]
+    (tmp_path / "aws").write_text(AWS.format(python=sys.executable))
+    (tmp_path / "aws").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    subprocess.run(["sh", "-eu", "-c", block], cwd=tmp_path, check=True)
+    _, policy, notification = map(json.loads, (tmp_path / "calls").read_text().splitlines())
     given = {
         "QueueUrl": after(policy, "--queue-url"),
-        "Attributes": json.loads(after(policy, "--attributes")),
+        "Attributes": of_file(tmp_path, policy),
     }
     assert_valid("sqs", "SetQueueAttributes", given)
     (statement,) = json.loads(given["Attributes"]["Policy"])["Statement"]
     given = {
         "Bucket": after(notification, "--bucket"),
-        "NotificationConfiguration": json.loads(after(notification, "--notification-configuration")),
+        "NotificationConfiguration": of_file(tmp_path, notification),
     }
     assert_valid("s3", "PutBucketNotificationConfiguration", given)
     (queue,) = given["NotificationConfiguration"]["QueueConfigurations"]
     assert statement["Resource"] == queue["QueueArn"]
-    assert statement["Condition"]["ArnEquals"]["aws:SourceArn"] == f"arn:aws:s3:::{given['Bucket']}"
+    assert statement["Condition"]["ArnLike"]["aws:SourceArn"] == f"arn:aws:s3:::{given['Bucket']}"
+
+
+def of_file(directory, words):
+    """What the last argument refers to."""
+    return json.loads((directory / words[-1].removeprefix("file://")).read_text())
 
 
 def after(words, option):
