@@ -91,6 +91,11 @@ def test_the_reference_is_there():
     assert {page for page in REFERENCE if not page.exists()} == set()
 
 
+def test_the_readme_counts_the_behaviours_that_are_replayed():
+    rows = (ROOT / "tests/conformance/behaviours.jsonl").read_text().splitlines()
+    assert f"[{len(rows)} behaviours of SQS]" in README.read_text()
+
+
 def test_the_readme_is_for_somebody_tired():
     assert len(README.read_text().split()) <= MOST_README_WORDS
 
