@@ -78,7 +78,7 @@ class DeliveryHolder:
         self._outgoing = outgoing or OutgoingMessages()
         store = self._outgoing.store
         self._removals = Removals(store.objects, clock) if store else None
-        self._dead_letters = DeadLetters(redrive, permissions, worker_name)
+        self._dead_letters = DeadLetters(redrive, permissions, clock, worker_name)
         self._settler = Settler(options.settle_window, clock, self._settled, self._send_letter, permissions)
         self._permissions = permissions
         self._closed = False  # whether the threads end once nothing is held any more

@@ -85,7 +85,7 @@ class InvocationHolder:
         self.parking = Parking(
             context.redrive, self.options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
         )
-        self._dead_letters = DeadLetters(context.redrive, self._permissions, context.worker_name)
+        self._dead_letters = DeadLetters(context.redrive, self._permissions, clock, context.worker_name)
         self._copies = Copies(
             context.outgoing,
             self._permissions,

@@ -88,7 +88,8 @@ class Requests:
 class SimulatedSQS(FakeSQS):
     """SQS whose requests are `requests`.
 
-    `sends` gets the queue's URL and the messages of those that send, and `sent` what SQS says that it has.
+    `sends` gets the queue's URL and the messages of those that send, and `sent` what SQS says that it has,
+    and what it has not.
     """
 
     def __init__(self, clock, requests, **options):
@@ -101,7 +102,7 @@ class SimulatedSQS(FakeSQS):
     def sends(self, queue_url, messages):
         pass
 
-    def sent(self, queue_url, messages):
+    def sent(self, queue_url, messages, failed):
         pass
 
     def _request(self, action, call, *args, **options):
@@ -117,7 +118,8 @@ class SimulatedSQS(FakeSQS):
         )
         if sends:
             failed = getattr(result, "failed", ())
-            self.sent(args[0], [each for place, each in enumerate(messages) if place not in failed])
+            taken = [each for place, each in enumerate(messages) if place not in failed]
+            self.sent(args[0], taken, [messages[place] for place in failed])
         return result
 
 

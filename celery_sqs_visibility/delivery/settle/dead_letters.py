@@ -13,8 +13,14 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
 from celery_sqs_visibility.delivery.settlements import DeadLetter
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, RequestRefusedError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    ReceiptHandleInvalidError,
+    RequestRefusedError,
+)
 from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.message_attributes import (
     DATA_TYPE,
     beginning,
@@ -59,6 +65,8 @@ NOT_SENT = (
     "the queue has a redrive policy: %s"
 )
 
+LOST = "its visibility timeout ran out before its dead letter could be sent"
+
 #: The group of a message without one, in a FIFO dead-letter queue.
 FIFO_GROUP = "dead-letters"
 
@@ -66,9 +74,12 @@ FIFO_GROUP = "dead-letters"
 class DeadLetters:
     """Sends copies to the queues' dead-letter queues; `worker_name` is empty outside a worker."""
 
-    def __init__(self, redrive: RedriveBook, permissions: CopyPermissions, worker_name: str = "") -> None:
+    def __init__(
+        self, redrive: RedriveBook, permissions: CopyPermissions, clock: Clock, worker_name: str = ""
+    ) -> None:
         self._redrive = redrive
         self._permissions = permissions
+        self._clock = clock
         self._worker_name = worker_name
         # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
         self._refused: set[str] = set()
@@ -79,6 +90,7 @@ class DeadLetters:
         Nor is one sent where the original cannot be deleted.
 
         Raises:
+            ReceiptHandleInvalidError: the original is lost: it may have waited for SQS's other answers.
             SQSError: the copy could not be sent now; try again.
         """
         queue = delivery.queue
@@ -87,6 +99,8 @@ class DeadLetters:
             if target is None:
                 return False
             self._permissions.require_deletes(queue)
+            if delivery.deadline <= self._clock.monotonic():
+                raise ReceiptHandleInvalidError(LOST)
             target.sqs.send(target.url, self._copy(target, delivery, letter))
         except DeletesRefusedError:
             return False

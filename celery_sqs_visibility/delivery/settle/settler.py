@@ -49,10 +49,8 @@ LONGEST_REQUEST_SECONDS: Final = 0.1
 #: Errors after which nothing is tried again.
 FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
 
-#: The error of a visibility change that could not be sent in time.
-TOO_LATE: Final = UnavailableError(
-    "its visibility timeout ran out before SQS confirmed to hide or release it"
-)
+#: The error of a visibility change or a dead letter that could not be sent in time.
+TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it could be settled")
 
 #: A delete that has met another lingers for this many windows: more deletes are likely to come.
 DELETE_LINGER_WINDOWS: Final = 5
@@ -152,7 +150,7 @@ class PendingBatch:
         popleft = self.settlements.popleft
         taken = [popleft() for _ in range(min(self.size, len(self.settlements)))]
         self.in_flight = self.in_order
-        if self.kind is not Hide:
+        if self.kind is Delete:
             return SettlementBatch(self, taken, [])
         late = [one for one in taken if one.ours_until <= now]
         return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
@@ -173,9 +171,9 @@ class Settler:
     """Sends settlements. `submit` may be called from any thread and does not block.
 
     A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
-    sent after that: another worker may have the message, and SQS may take the old handle. Where an answer is
-    lost the change may have been made, and the message may be visible as soon as that says: a release is not
-    sent again then.
+    sent after that: another worker may have the message, and SQS may take the old handle. Nor is a dead
+    letter, beside which the message would run again. Where an answer is lost the change may have been made,
+    and the message may be visible as soon as that says: a release is not sent again then.
 
     A settlement lingers for `window` seconds, so that others can share its request.
     """

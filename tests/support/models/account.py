@@ -35,8 +35,8 @@ class Account:
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good
         self.ended = {}  # when messages were finished by this process, by id: run, copied, or a dead letter
-        self.copied = {}  # keys of which copies were sent, by the message's id
-        self.too_late = set()  # ids of messages that were to be copied after their deadlines
+        self.copied = {}  # keys of which this process has sent copies, by the delivery they were sent for
+        self.too_late = set()  # deliveries that were to be copied after their deadlines
         self.counts = Counter()
         self._keys_by_id = {}
 
@@ -65,7 +65,9 @@ class Account:
         self.disturbed.update(keys)
 
     def disturb_all(self):
-        """The process is killed: whatever SQS has may run once more."""
+        """The process is killed: whatever SQS has may run once more, and the next one knows nothing."""
+        self.ended.clear()
+        self.copied.clear()
         for message in self.world.messages.values():
             self.disturb(self.keys_in(message.body))
 
@@ -89,10 +91,6 @@ class Account:
                 self.ended[event.delivery.message_id] = self.world.now
 
     # Runs
-
-    def on_lost(self, delivery):
-        assert delivery.held, "the run of what is settled is not ended"
-        self.counts["told lost"] += 1
 
     def begun(self, run):
         self.counts["runs"] += 1
@@ -121,7 +119,7 @@ class Account:
             case "rejected" | "given up" if run.delivery.queue.name == "second":
                 self.given_up.update(run.keys)
             case "retry" if current.lost or current.deadline <= self.world.now:
-                self.too_late.add(run.id)
+                self.too_late.add(current)
 
     def killed(self, runs):
         """They were acknowledged early, and are lost, as the log says."""
@@ -142,19 +140,28 @@ class Account:
             keys = self.keys_in(message.body)
             sending = self._sending(keys)
             current, message_id = sending.delivery.current, sending.delivery.facts.message_id
-            assert message_id not in self.too_late, "nothing is copied after its deadline"
+            assert sending.delivery not in self.too_late, "nothing is copied after its deadline"
             assert now - current.deadline < CHECK_SECONDS, "nothing is copied long after its deadline"
             self.check_not_ended(message_id)
-            again = self.copied.get(message_id, set()) & set(keys) - self.disturbed
+            before = [sent for each, sent in self.copied.items() if each.facts.message_id == message_id]
+            again = set().union(*before) & set(keys) - self.disturbed
             assert not again, "a record that was sent is not sent again"
 
-    def note_copies(self, queue_url, messages):
-        """SQS has said that it has them."""
-        for message in messages if queue_url not in {queue.url for queue in self.world.graves} else ():
+    def note_copies(self, queue_url, messages, failed):
+        """SQS has said which it has.
+
+        Where it refuses the one that stands for the others of an event, that comes back as a whole.
+        """
+        if queue_url in {queue.url for queue in self.world.graves}:
+            return
+        for message in failed:
+            if (sending := self._sending(self.keys_in(message.body))) and sending.remainder_tried:
+                self.disturb(self.keys_of(sending.delivery))
+        for message in messages:
             keys = self.keys_in(message.body)
             if sending := self._sending(keys):
                 message_id = sending.delivery.facts.message_id
-                copied = self.copied.setdefault(message_id, set())
+                copied = self.copied.setdefault(sending.delivery, set())
                 copied.update(keys)
                 if copied.issuperset(self.keys_by_id(message_id)) and sending.delivery.current.held:
                     self.ended[message_id] = self.world.now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from weakref import ref
 
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
@@ -46,6 +47,7 @@ class Run:
         self.keys = payload["keys"]
         self.early = delivery.acknowledged_early = world.chance.random() < world.pool.early
         self.began = False
+        self.ends_when_lost = world.chance.random() < 0.5
         delivery.carrier = ref(self)
 
 
@@ -68,7 +70,7 @@ class Pool:
         delivery = world.consumer.ledger.get(payload["handle"])
         assert delivery is not None, "Celery finds what it is given"
         run = Run(delivery.current, payload, world)
-        run.delivery.on_lost = world.account.on_lost
+        run.delivery.on_lost = functools.partial(self.end_lost, run)
         self.known.append(run)
         self.reserved.append(run)
         self.fill()
@@ -89,6 +91,8 @@ class Pool:
         if run not in self.starting:
             return
         may = run.delivery.start()
+        if run not in self.starting:
+            return  # the process has ended meanwhile
         self.starting.remove(run)
         if may:
             self.world.account.begun(run)
@@ -116,6 +120,17 @@ class Pool:
                 account.finished(run)
             assert not run.delivery.settle(Delete()), "a second settlement does nothing"
         self.fill()
+
+    def end_lost(self, run, lost):
+        """As Celery's request does it: it is told without a lock, and its ledger says who was first.
+
+        It may have been settled since it was lost, by its run's own end, or have come back.
+        """
+        self.world.account.counts["told lost"] += 1
+        if run.ends_when_lost and run in self.running and lost.holder.settle(lost, Lapse()):
+            if run in self.running:  # else it has just ended, too late to settle anything
+                self.running.remove(run)
+            self.fill()
 
     def revoke(self, run):
         if run in self.reserved:

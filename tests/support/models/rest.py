@@ -82,8 +82,10 @@ def check_rest(world):
 
 
 def is_busy(world):
-    pool = world.pool
-    return world.ending or len(world.consumer.ledger) or pool.running or pool.starting or pool.reserved
+    """Requests under way count too: a message that is given up may still be deleted."""
+    consumer, pool = world.consumer, world.pool
+    held = len(consumer.ledger) or consumer._settler._unfinished or consumer._copies.unfinished
+    return world.ending or held or pool.running or pool.starting or pool.reserved
 
 
 def is_given_up(world, message):

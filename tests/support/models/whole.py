@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import random
 from contextlib import ExitStack
 from types import SimpleNamespace
@@ -70,6 +71,8 @@ class Whole(RuleBasedStateMachine):
     def begin(self, seed):
         self.chance = chance = random.Random(seed)
         self.state = random.getstate()
+        self.leases = LeaseTable()
+        self.world.callback(self.close_leases)
         self.world.callback(random.setstate, self.state)
         random.seed(seed)  # of pauses
         self.clock = FakeClock()
@@ -99,7 +102,6 @@ class Whole(RuleBasedStateMachine):
         self.unexpected = []  # errors that were logged
         self.world.callback(subscribe(self.account.note))
         self.log_unexpected_errors()
-        self.leases = LeaseTable()
         self.open_consumer()
 
     def log_unexpected_errors(self):
@@ -197,6 +199,11 @@ class Whole(RuleBasedStateMachine):
         self.buffer.close()
         for lease in list(self.leases._taken):
             self.leases.free(lease)
+
+    def close_leases(self):
+        """A process has one table, as long as it lives."""
+        for descriptor in (self.leases._fd, *self.leases._pipe):
+            os.close(descriptor)
 
     # Messages
 
@@ -361,7 +368,6 @@ class Whole(RuleBasedStateMachine):
     def restart(self):
         """The process is gone, and another starts."""
         self.account.disturb_all()
-        self.account.ended.clear()
         self.pool.kill()
         self.end_threads()
         self.open_consumer()
@@ -418,6 +424,7 @@ class Whole(RuleBasedStateMachine):
         """No more faults: all is done, and then the worker ends."""
         self.requests.faults.clear()
         self.requests.latency = 0.02
+        self.scheduler.advance(0)  # a pause may have been told, and not begun
         for queue in QUEUES:
             self.resume(queue)
         check_rest(self)

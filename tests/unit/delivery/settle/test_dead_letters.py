@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
-from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
@@ -22,10 +22,11 @@ class World:
     """A dead-letter queue, named for all queues."""
 
     def __init__(self):
-        self.sqs = FakeSQS(FakeClock())
+        self.clock = FakeClock()
+        self.sqs = FakeSQS(self.clock)
         self.target = factories.queue(self.sqs, "target")
         self.letters = DeadLetters(
-            RedriveBook(lambda _: lambda: self.target), CopyPermissions(FakeClock()), "worker@host"
+            RedriveBook(lambda _: lambda: self.target), CopyPermissions(self.clock), self.clock, "worker@host"
         )
 
     def delivery(self, name="q", **facts):
@@ -70,6 +71,14 @@ def test_it_tells_what_happened_and_to_what(world, failure, told):
     (message,) = world.read()
     assert message["Body"] == "body"
     assert texts(message) == {"reason": "broken", **WHOSE, **told}
+
+
+def test_none_is_sent_of_a_message_that_is_lost_while_sqs_is_asked_whether_it_can_be_deleted(world):
+    delivery = world.delivery()
+    world.sqs.delete = lambda *_: world.clock.advance(delivery.deadline - world.clock.monotonic())
+    with pytest.raises(ReceiptHandleInvalidError, match="ran out"):
+        world.letters.send(delivery, letter())
+    assert world.read() == []
 
 
 def test_nothing_in_it_is_what_sqs_would_refuse(world):

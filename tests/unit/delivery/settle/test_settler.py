@@ -364,6 +364,18 @@ def test_a_copy_is_tried_again_until_the_deadline(world, queue):
     assert factories.left(queue) == 1
 
 
+@pytest.mark.parametrize("name", ["q", "q.fifo"])
+def test_no_copy_is_sent_after_the_deadline(world, name):
+    """Another worker may have the message, and run it; in a FIFO queue it may have waited behind others."""
+    late, early = world.receive(world.queue(name), 2)
+    early.deadline += TIMEOUT
+    world.submit([late, early], LETTER)
+    world.clock.advance(TIMEOUT)
+    world.work_off()
+    assert world.copied == [early]
+    assert world.settled == [(late, LETTER, TOO_LATE), (early, LETTER, None)]
+
+
 def test_copies_of_a_fifo_queue_are_sent_one_after_the_other_also_when_one_is_tried_again(world):
     def find_nothing():
         now = world.clock.monotonic()
