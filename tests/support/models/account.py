@@ -87,8 +87,11 @@ class Account:
                 self.given_up.update(keys)
             case events.DeadLettered():
                 self.given_up.update(keys)
-                self.check_not_ended(event.delivery.message_id)
-                self.ended[event.delivery.message_id] = self.world.now
+                # The machine may have slept during the request, in which the message came back.
+                message = self.world.messages.get(event.delivery.message_id)
+                if message is None or message.receive_count == event.delivery.receive_count:
+                    self.check_not_ended(event.delivery.message_id)
+                    self.ended[event.delivery.message_id] = self.world.now
 
     # Runs
 

@@ -97,6 +97,7 @@ class HeldRequests(RuleBasedStateMachine):
             action = CHANGES if flight.changes_visibility else DELETES
             self.sqs.fail_next(action, error, position % len(jobs))
         failed = flight.send()
+        self.sqs._failures[SEND].clear()  # a letter that has become too late is not sent
         for place, (delivery, asked) in enumerate(jobs):
             if flight.extends and place not in failed:
                 assert delivery.handle not in self.hidden_until, "no extension after a retry delay"
