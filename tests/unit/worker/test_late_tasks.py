@@ -49,6 +49,7 @@ class World:
 
 @pytest.fixture
 def world(app):
+    app.finalized = True  # without the shared tasks that other modules have left
     return World(app)
 
 

@@ -10,7 +10,7 @@ from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.worker import validation as module
-from celery_sqs_visibility.worker.validation import BadMessages
+from celery_sqs_visibility.worker.validation import NOT_REGISTERED, BadMessages
 
 
 class StubMessage:
@@ -87,7 +87,7 @@ def test_a_task_that_is_not_registered_here_may_be_another_workers(bad, consumer
     message.fate.clear()
     error = KeyError("new")
     bad.on_unknown_task(None, message, error)
-    assert message.fate == [("task 'new' is not registered", True)]
+    assert message.fate == [(f"task 'new' {NOT_REGISTERED}", True)]
     assert heard == [
         ("task_unknown", consumer, {"message": message, "exc": error, "name": "new", "id": "id"})
     ]
@@ -96,7 +96,7 @@ def test_a_task_that_is_not_registered_here_may_be_another_workers(bad, consumer
 def test_a_message_whose_payload_is_no_object_has_no_name(bad):
     message = StubMessage(payload=["task"])
     bad.on_unknown_task(None, message, KeyError())
-    assert message.fate == [("task None is not registered", True)]
+    assert message.fate == [(f"task None {NOT_REGISTERED}", True)]
 
 
 def test_an_invalid_task_is_refused_everywhere(bad, consumer, heard):
