@@ -276,15 +276,11 @@ class PendingMessages(Generic[Tag]):
                 self.failures.append((pending.tag, error))
                 self._remove(pending)
 
-    def put_back(self, batch: list[PendingMessage[Tag]]) -> None:
-        """A batch, as `take` returned it, was not sent: its messages are the next ones again."""
-        self._batches[batch[0].queue].ready.extendleft(reversed(batch))
-
     def _divide(self, batch: list[PendingMessage[Tag]]) -> None:
         """SQS refused a whole request: send its halves, until only wrong messages fail."""
         for pending in batch:
             pending.batch_limit = len(batch) // 2
-        self.put_back(batch)
+        self._batches[batch[0].queue].ready.extendleft(reversed(batch))
 
     def _bring_back(self, now: float) -> None:
         returning = []

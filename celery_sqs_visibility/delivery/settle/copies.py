@@ -68,10 +68,6 @@ NOT_SENT: Final = (
 )
 
 
-class _AskedError(SQSError):
-    """Nothing was sent: SQS was asked whether the originals can be deleted, and they can."""
-
-
 @dataclass(slots=True, eq=False)
 class Sending:
     """The copies of one delivery: decisions only. Guarded by the lock of `Copies`.
@@ -304,8 +300,7 @@ class Copies:
         if not batch.messages:
             return BatchResult({})
         queue, messages = batch.messages[0].queue, [each.message for each in batch.messages]
-        if not self._permissions.require_deletes(queue):
-            raise _AskedError("a request")  # originals may be lost by now, or this thread replaced
+        self._permissions.require_deletes(queue)
         if batch.kind is Split:
             return self._outgoing.send_batch(queue, messages)
         if len(messages) == 1:
@@ -329,12 +324,9 @@ class Copies:
             if position not in failed:
                 message.tag.sending.note_sent(message.tag.place, batch.message_ids.get(position, ""))
         pending = self._pending[batch.kind]
-        if isinstance(failed.get(0), _AskedError):
-            pending.put_back(batch.messages)
-        else:
-            pending.conclude(batch.messages, failed, self._clock.monotonic())
-            self._note_given_up(pending)
-            self._log_outage(batch, failed, since)
+        pending.conclude(batch.messages, failed, self._clock.monotonic())
+        self._note_given_up(pending)
+        self._log_outage(batch, failed, since)
         for sending in {message.tag.sending: None for message in batch.messages}:
             if sending.abandoned:  # meanwhile: what failed is not sent again
                 self._stop(sending)

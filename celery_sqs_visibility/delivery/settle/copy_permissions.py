@@ -75,22 +75,19 @@ class CopyPermissions:
         if first:
             log_safely(logger.warning, NOT_DELETED, queue.name, error)
 
-    def require_deletes(self, queue: Queue) -> bool:
+    def require_deletes(self, queue: Queue) -> None:
         """Make sure that messages of the queue can be deleted, by a request if nobody knows.
 
         A thread that sends.
-
-        Returns:
-            Whether that was known, without a request, which may take long.
 
         Raises:
             DeletesRefusedError: they cannot.
             SQSError: SQS could not be asked now; try again.
         """
         if self._is_recent(self._deleted, queue):
-            return True
+            return
         if not self._is_recent(self._deletes_refused, queue) and self._ask(queue):
-            return False
+            return
         raise DeletesRefusedError(
             f"messages of queue {queue.name!r} cannot be deleted", action="DeleteMessage"
         )

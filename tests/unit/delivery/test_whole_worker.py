@@ -59,18 +59,6 @@ def test_a_retry_after_the_deadline_sends_no_copy(seed):
 
 
 @SEEDS
-def test_no_copy_is_sent_after_a_question_that_took_too_long(seed):
-    with world_of(seed) as world:
-        world.fail("DeleteMessageBatch", "slow")  # whether the originals can be deleted
-        world.publish("second", "records", count=2)
-        while not world.consumer._copies.unfinished:
-            world.wait(0.5)
-        world.wait(0.1)
-        world.sleep(TIMEOUT)
-        world.wait(10)
-
-
-@SEEDS
 def test_what_was_copied_is_not_copied_again_though_it_could_not_be_deleted(seed):
     with world_of(seed) as world:
         world.fail("DeleteMessageBatch", "lost", 200)
