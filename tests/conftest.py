@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
+from support.emulator import CREDENTIALS
 from support.known_deviations import expect_failures
 from support.order import Record, Rest, Scheduling, arrange
 from support.programs import require_all
@@ -21,15 +22,6 @@ from support.reliability import FIXTURE, Table, report
 from support.sqs_servers import SERVERS, sqs_server
 from support.worker import WorkerProcess
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "made-up",
-    "AWS_SECRET_ACCESS_KEY": "made-up",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    # Nothing of the developer's own account, nor of the machine's role.
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 #: What a test shows on one of the first, it repeats on the others.
 FIRST_POOLS = {"prefork", "threads"}

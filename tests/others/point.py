@@ -13,16 +13,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from kombu.transport import TRANSPORT_ALIASES
-from support.emulator import MotoServer
+from support.emulator import CREDENTIALS, MotoServer
 
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "made-up",
-    "AWS_SECRET_ACCESS_KEY": "made-up",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
 STACK = pytest.StashKey[ExitStack]()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,16 @@ from support.processes import GuardedProcess, free_port
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+#: What every program of a test finds, and nothing of the developer's own account, nor of the machine's role.
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "made-up",
+    "AWS_SECRET_ACCESS_KEY": "made-up",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
 
 SERVER = Path(__file__).with_name("moto_server.py")
 START_SECONDS = 60  # importing moto takes seconds on a busy machine

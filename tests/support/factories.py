@@ -38,6 +38,10 @@ from celery_sqs_visibility.worker.worker_context import WorkerContext
 # --- a run of a task, without a worker ---
 
 
+def noop():
+    """A task."""
+
+
 def sqs_facts(
     receive_count=1, max_receive_count=None, queue="celery", horizon_left=VISIBILITY_HORIZON_SECONDS
 ):
@@ -261,6 +265,7 @@ def queue_consumer(
 
 # A worker's requests, without a worker
 
+PID = 4711  # of the pool's process that runs a request
 AFTER_AN_ERROR = Hide(77)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from celery import Celery
 from celery.worker import state
+from support.factories import PID, FakeHolder, held_delivery, noop, request
 
 
 @pytest.fixture
@@ -21,3 +22,23 @@ def _no_state_of_a_worker(monkeypatch):
     yield
     for left in requests:
         left.clear()
+
+
+@pytest.fixture
+def holder():
+    return FakeHolder()
+
+
+@pytest.fixture
+def make(app, holder):
+    """`make(receive_count=2, acks_late=False, ...)`: a request, and `running=True` one that runs."""
+
+    def make(*, running=False, processes=True, facts=None, held_by=holder, **options):
+        task = app.task(noop, name="task", shared=False, **{"acks_late": True, **options})
+        made = request(task, held_delivery(held_by, **(facts or {})), processes=processes)
+        if running:
+            made.time_start, made.worker_pid = 1.0, PID
+            state.active_requests.add(made)
+        return made
+
+    return make

@@ -12,7 +12,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Reject, Retry, Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
-from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
+from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
 
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Release
@@ -20,32 +20,7 @@ from celery_sqs_visibility.events import Finished, subscribe
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.request import GivenBackError
 
-PID = 4711
 GIVEN_UP = [("rejected by the task", {})]
-
-
-def noop():
-    """A task."""
-
-
-@pytest.fixture
-def holder():
-    return FakeHolder()
-
-
-@pytest.fixture
-def make(app, holder):
-    """`make(receive_count=2, acks_late=False, ...)`: a request, and `running=True` one that runs."""
-
-    def make(*, running=False, processes=True, facts=None, held_by=holder, **options):
-        task = app.task(noop, name="task", shared=False, **{"acks_late": True, **options})
-        made = request(task, held_delivery(held_by, **(facts or {})), processes=processes)
-        if running:
-            made.time_start, made.worker_pid = 1.0, PID
-            state.active_requests.add(made)
-        return made
-
-    return make
 
 
 @pytest.fixture

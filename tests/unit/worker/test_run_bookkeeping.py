@@ -10,13 +10,11 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
-from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
+from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
 
 from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.worker import request as module
 from celery_sqs_visibility.worker.request import GivenBackError, after_rejection
-
-PID = 4711
 
 
 class NotingEvents:
@@ -31,27 +29,14 @@ class NotingEvents:
         self.kinds.append(kind)
 
 
-def noop():
-    """A task."""
-
-
 @pytest.fixture
-def holder():
-    return FakeHolder()
-
-
-@pytest.fixture
-def make(app, holder):
-    def make(*, running=False, processes=True, facts=None, held_by=holder, **options):
-        task = app.task(noop, name="task", shared=False, **{"acks_late": True, **options})
-        made = request(task, held_delivery(held_by, **(facts or {})), processes=processes)
+def make(make):
+    def make_with_lease(**options):
+        made = make(**options)
         made.delivery.lease = SimpleNamespace(key=("slot", 7))
-        if running:
-            made.time_start, made.worker_pid = 1.0, PID
-            state.active_requests.add(made)
         return made
 
-    return make
+    return make_with_lease
 
 
 def test_a_run_in_a_process_has_its_lease_before_it_is_sent_there(make):
