@@ -61,9 +61,9 @@ test-pools: $(INSTALLED) ## Run the worker tests that repeat on solo, gevent and
 
 coverage: $(INSTALLED) $(MONITORS) $(COVERAGE) ## Run every test, count lines and branches in all processes, and list what was not run
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@status=0; PYTHONPATH=tests $(BIN)/coverage run --rcfile tests/coverage.ini -m pytest $(TOGETHER) \
+	@status=0; PYTHONPATH=$(CURDIR)/tests $(BIN)/coverage run --rcfile tests/coverage.ini -m pytest $(TOGETHER) \
 		$(PYTEST_OPTIONS) || status=1; \
-	export PYTHONPATH=tests; $(BIN)/coverage combine --quiet --rcfile tests/coverage.ini && \
+	export PYTHONPATH=$(CURDIR)/tests; $(BIN)/coverage combine --quiet --rcfile tests/coverage.ini && \
 	$(BIN)/coverage json --quiet --rcfile tests/coverage.ini && \
 	$(BIN)/coverage report --rcfile tests/coverage.ini && $(BIN)/python -m support.uncovered && exit $$status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def project(pytester, monkeypatch):
         monkeypatch.delenv(variable, raising=False)
     pytester.makepyfile(shop=PROJECT)
     pytester.makeini(STRICT)
-    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
 
     def run(code):
         pytester.makepyfile(test_shop=code)
@@ -139,7 +140,7 @@ def test_a_worker_in_the_tests_process_and_one_beside_it_are_accounted_for(proje
 
 @pytest.mark.slow("it starts a server and workers")
 def test_the_example_projects_own_tests_pass(project, pytester, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))
+    monkeypatch.setenv("PYTHONPATH", str(EXAMPLES), prepend=os.pathsep)
     pytester.makepyfile(test_workers=(EXAMPLES / "proj/tests/test_workers.py").read_text())
     pytester.runpytest_subprocess("-q", "test_workers.py", timeout=120).assert_outcomes(passed=2)
 
