@@ -117,9 +117,6 @@ class FakeQueue:
         """All messages, hidden ones included, in the order they were sent."""
         return list(self._messages)
 
-    def __len__(self) -> int:
-        return len(self._messages)
-
     def purge(self) -> None:
         """Forget all messages, and their deduplication ids."""
         self._recently_sent.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 REAPPEARS_AFTER_SECONDS: Final = 0.02
 
 
-class DeliveryHolder:
+class DeliveryHolder(ABC):
     """The `model.Holder` of deliveries. Any thread; I/O in its own threads only."""
 
     def __init__(
@@ -87,13 +88,13 @@ class DeliveryHolder:
         )
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
 
+    @abstractmethod
     def _take_back(self, delivery: Delivery, renew: Renew) -> None:
         """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _released(self) -> None:
         """A delivery is not held any more: end the threads, once this is closed and nothing is held."""
-        raise NotImplementedError
 
     def notice_return(self, delivery: Delivery, arrival: Arrival) -> None:
         """Its message is held here already, or was finished here: it is not run."""

@@ -1,6 +1,6 @@
 """The transport options: each declared once, with bounds, default and documentation.
 
-docs/options.md is generated from them: `python -m celery_sqs_visibility.policy.options`.
+`make reference` generates docs/options.md from them.
 """
 
 from __future__ import annotations
@@ -725,7 +725,3 @@ def former_names_table() -> str:
 def reference() -> str:
     """The page docs/options.md."""
     return REFERENCE.format(table=reference_table(), former=former_names_table())
-
-
-if __name__ == "__main__":
-    print(reference(), end="")  # noqa: T201 - a command's output

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import count
 
 from celery_sqs_visibility.errors import SQSError
 
@@ -42,8 +41,7 @@ def _is_of_this_process(error: BaseException) -> bool:
 
 def _stack_depth() -> int:
     frame = sys._getframe()  # noqa: SLF001 - CPython's and PyPy's, and `inspect` reads source files
-    for depth in count():
-        if frame.f_back is None:
-            return depth
-        frame = frame.f_back
-    raise AssertionError
+    depth = 0
+    while frame.f_back is not None:
+        frame, depth = frame.f_back, depth + 1
+    return depth

@@ -427,3 +427,17 @@ def publish_and_raise(site, error):
     with publish_batch("app"):
         site.publish("a")
         raise error
+
+
+def test_in_a_fifo_queue_a_block_waits_for_nothing_where_none_was_published_around_it(site):
+    with publish_batch("app"), publish_batch("app"):
+        assert site.publish("a", queue="q.fifo")
+    assert site.requests() == [["a"]]
+
+
+def test_a_block_that_is_closed_takes_nothing_and_is_closed_once(site):
+    with publish_batch("app") as batch:
+        site.publish("a")
+    assert not batch.put(Queues(site.sqs).find("app-q"), OutgoingMessage("b"), "b")
+    assert batch.close() is None
+    assert site.requests() == [["a"]]

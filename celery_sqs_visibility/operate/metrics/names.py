@@ -186,7 +186,3 @@ def table() -> str:
         labels = ", ".join(one.labels) or "-"
         rows.append(f"| `{one.exposed}` | `{one.otel}` | {labels} | {one.help} |")
     return "\n".join(rows) + "\n"
-
-
-if __name__ == "__main__":
-    print(table(), end="")  # noqa: T201 - a command's output

@@ -11,7 +11,16 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
-from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Lost, Parked, Renewed, Unreadable
+from celery_sqs_visibility.events import (
+    DeadLettered,
+    Deleted,
+    Hidden,
+    Lost,
+    Parked,
+    Released,
+    Renewed,
+    Unreadable,
+)
 from celery_sqs_visibility.policy.eta import LEAD_SECONDS
 
 
@@ -245,3 +254,29 @@ def test_a_bug_after_that_has_the_message_lapse_and_does_not_cost_the_others(wor
     assert world.entries(CHANGES) == []
     assert world.held() == 2
     assert "unexpected error with a message of 'q'; it comes back" in caplog.text
+
+
+def test_a_far_eta_whose_copy_is_refused_is_given_back_by_a_queue_that_is_cancelled_meanwhile(
+    world, redriven, events
+):
+    factories.send(redriven, "eta:3600")
+    received_before(redriven, 2)
+
+    def refuse(*_):
+        world.consumer.cancel(redriven.name)
+        raise AccessDeniedError("no")
+
+    world.sqs.send = refuse
+    world.consume(redriven)
+    events.wait(Released)
+    assert world.hand_over() == world.held() == 0
+
+
+def test_of_a_fifo_queue_whose_policy_takes_a_message_after_one_receive_a_far_eta_is_held(
+    world, dead_letters, events
+):
+    queue = world.queue("once.fifo", letters=dead_letters, most=1)
+    world.sqs.send(queue.url, OutgoingMessage("eta:3600", {}, group_id="g", deduplication_id="d"))
+    world.consume(queue)
+    wait_until(lambda: len(world.buffer) == 1, SOON, "it to be buffered")
+    assert events.of(Parked) == events.of(Renewed) == []

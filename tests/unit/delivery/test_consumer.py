@@ -32,11 +32,14 @@ def test_a_cancelled_queue_gives_back_what_is_buffered(world, queue, events):
     assert world.bodies() == ["b"]
 
 
-def test_an_abandoned_queue_costs_no_request(world, queue, events):
+def test_an_abandoned_queue_costs_no_request_and_others_keep_what_they_hold(world, queue, events):
     (one,) = world.deliveries(queue, "a")
+    (kept,) = world.deliveries(world.queue("other"), "b")[1:]
     world.consumer.cancel("q")
     world.consumer.abandon("q")
-    assert [event.delivery for event in events.of(Hidden)] == [one.facts]
+    assert world.consumer.ledger.all() == [kept]
+    kept.settle(Lapse())
+    assert [event.delivery for event in events.of(Hidden)] == [one.facts, kept.facts]
     world.come_back(queue)
     assert world.held() == 0
     assert world.entries(factories.CHANGES) == world.entries(DELETES) == []
@@ -190,3 +193,17 @@ def test_a_slot_is_taken_from_when_celery_gets_a_message_until_its_run_ends(make
         delivery.ran()
     assert world.hand_over() == 1
     assert world.bodies() == ["a", "b"]
+
+
+def test_what_a_buffer_takes_in_part_lapses_and_is_not_run(world, queue, events):
+    put = world.buffer.put
+
+    def put_and_fail(arrived):
+        put(arrived)
+        raise MemoryError
+
+    world.buffer.put = put_and_fail
+    world.consume(queue, "a", "b")
+    events.wait(Hidden, 2)
+    assert world.hand_over() == world.held() == 0
+    assert world.entries(factories.CHANGES) == []

@@ -7,8 +7,9 @@ from support import factories
 from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON
 
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Split
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -323,3 +324,23 @@ class TestComingBack:
         world.consumer.close()
         assert events.wait(Released) == [Released(back.facts)]
         assert (world.held(other), len(world.buffer)) == (0, 0)
+
+
+def test_copies_are_sent_of_a_message_once(world, queue, events):
+    (one,) = world.deliveries(queue, "a")
+    assert one.settle(Split((OutgoingMessage("b"),), "a"))
+    assert not one.settle(Split((OutgoingMessage("b"),), "a"))
+    events.wait(Deleted)
+    assert world.visible(queue) == ["b"]
+
+
+def test_the_end_of_a_run_that_never_began_frees_nothing(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    world.consumer.ran(one)
+    assert world.held() == 1
+
+
+def test_a_message_of_which_no_copy_can_be_made_has_no_renewal(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    eta = world.clock.wall() + 3600
+    assert world.consumer.parking.renewal(one, eta, lambda _: None, {}) is None

@@ -112,7 +112,9 @@ def test_a_sign_of_life_counts_for_its_own_lease_alone(table, lease):
     lease.end()
     again = table.take(NOW, ignore, NOW + 60)
     lease.last_sign = NOW + 6
+    lease.retries = 5
     assert (again.key[0], again.last_sign, again.horizon) == (lease.key[0], UNWATCHED, NOW + 60)
+    assert again.retries is None
 
 
 def test_a_full_table_has_no_row_until_one_is_free(table, lease):
@@ -261,3 +263,9 @@ def test_a_run_in_this_process_asks_for_itself_alone_however_many_others_ask():
             return cost
 
     assert work(1000) == work(0)
+
+
+def test_a_request_of_a_lease_that_has_just_ended_is_passed_on_to_nobody(table, lease, requests):
+    lease.end()
+    table.notify(lease.key)
+    assert requests == []

@@ -96,3 +96,12 @@ def test_it_is_late_once_a_check_is_due_that_does_not_come(monkeypatch):
     assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS + 60) == 60
     supervisor.stop()
     assert supervisor.late(clock.monotonic() + 60) == 0
+
+
+def test_a_second_start_starts_no_second_thread(monkeypatch):
+    started = []
+    monkeypatch.setattr(supervisor_module, "start_thread", lambda *thread: started.append(thread) or thread)
+    supervisor = Supervisor(list, FakeClock())
+    supervisor.start()
+    supervisor.start()
+    assert len(started) == 1

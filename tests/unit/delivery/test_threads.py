@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import threading
 from weakref import WeakSet
 
@@ -10,7 +11,7 @@ import pytest
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import threads
-from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.delivery.threads import COPY_ATTEMPTS, copy_of, is_main_thread, start_thread
 
 
 def test_a_thread_runs_with_its_arguments_and_name_and_keeps_no_process_alive():
@@ -70,3 +71,33 @@ def test_a_set_to_which_another_thread_adds_meanwhile_is_copied_anew():
         list(members)
     members = Changing([first])
     assert set(copy_of(members)) == {first, *added}
+
+
+def test_a_set_that_never_rests_is_not_copied_for_ever():
+    class Changing(WeakSet):
+        def __iter__(self):
+            for member in super().__iter__():
+                kept.append(Member())
+                self.add(kept[-1])
+                yield member
+
+    kept = [Member()]
+    with pytest.raises(RuntimeError):
+        copy_of(Changing(kept))
+    assert len(kept) == 1 + COPY_ATTEMPTS
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, None], ids=["Python's", "not Python's"])
+def test_the_main_thread_is_known_whoever_handles_sigint(monkeypatch, handler):
+    monkeypatch.setattr(signal, "getsignal", lambda _number: handler)
+    monkeypatch.setattr(signal, "signal", refuse_threads)
+    told = queue.SimpleQueue()
+    start_thread(lambda: told.put(is_main_thread()), "sqs-test")
+    assert not told.get(timeout=SOON)
+    assert is_main_thread()
+
+
+def refuse_threads(_number, _handler):
+    """As Python's own, and changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ValueError

@@ -456,3 +456,11 @@ def test_a_run_that_is_told_lost_stays_so_while_its_message_is_extended(running)
     assert not one.lost
     ledger.settle(one, Delete())
     assert not ledger.tell_lost(one)
+
+
+def test_a_run_without_a_lease_hears_nothing_of_its_inactivity(ledger, held):
+    assert not ledger.tell_inactive(held)
+    ledger.start(held, NOW)
+    assert ledger.tell_inactive(held)
+    ledger.settle(held, Delete())
+    assert not ledger.tell_inactive(held)

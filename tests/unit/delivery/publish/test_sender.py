@@ -248,3 +248,10 @@ def test_a_message_larger_than_a_batch_of_all_is_sent_where_there_is_a_bucket(qu
         assert len(failures) == 1 - sent
         assert all("payload_store" in str(error) for _, error in failures)
     assert sum(bodies(queue).values()) == 1
+
+
+def test_a_forked_child_neither_takes_messages_nor_waits_for_its_parents(queue, monkeypatch):
+    sender = Sender()
+    monkeypatch.setattr(module.os, "getpid", lambda: 0)
+    assert put(sender, queue, 1) == [False]
+    assert sender.close() == ([], 0)

@@ -11,6 +11,7 @@ from support.factories import TIMEOUT, every_queue, sqs_queue
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
     LONGEST_TRANSIT_SECONDS,
+    NOT_TAKEN,
     DecodedMessage,
     Decoder,
     ReadLater,
@@ -144,3 +145,11 @@ def test_an_answer_may_have_waited_for_a_process_that_was_stopped(stopped_at, si
 def test_a_delivery_knows_when_its_message_was_sent(world):
     assert world.delivery(SentTimestamp="1700000000250").facts.sent == 1_700_000_000.25
     assert world.delivery().facts.sent == 0
+
+
+def test_what_cannot_be_a_delivery_does_not_cost_the_others(world, caplog):
+    broken = message(1)
+    del broken["ReceiptHandle"]
+    ((delivery, _, _),) = world.decode(broken, message(2))
+    assert delivery.handle == "h2"
+    assert caplog.messages == [NOT_TAKEN]

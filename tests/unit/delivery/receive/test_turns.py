@@ -265,3 +265,12 @@ def test_waiters_are_served_in_the_order_of_the_queues():
     world.capacity.release(queue="high")
     assert waiters["high"].reservation
     assert waiters["low"].reservation is None
+
+
+def test_a_task_that_has_no_slot_may_wait_for_its_rate():
+    world = World(slots=1)
+    first, second = world.arrive("low", 2)
+    world.turns.rest(second)
+    assert world.handed() == [first]
+    world.end(first)
+    assert world.handed() == [second]

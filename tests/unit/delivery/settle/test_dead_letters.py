@@ -178,3 +178,14 @@ def test_the_attribute_that_marks_a_pointer_is_kept_first(world):
     assert world.letters.send(delivery, letter())
     (message,) = world.read()
     assert {"ExtendedPayloadSize", "reason"} <= message["MessageAttributes"].keys()
+
+
+def test_none_is_sent_of_a_message_that_nobody_may_delete(world):
+    world.sqs.fail_next(factories.DELETES, AccessDeniedError("no"))
+    assert not world.letters.send(world.delivery(), letter())
+    assert world.read() == []
+
+
+def test_an_instant_that_sqs_did_not_tell_is_left_out(world):
+    assert world.letters.send(world.delivery(first_received=0), letter())
+    assert "first_received" not in texts(world.read()[0])
