@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.sns import SNS
 from celery_sqs_visibility.aws.topics import TAGS, Topic, subscribe
-from celery_sqs_visibility.errors import RequestRefusedError, UnavailableError
+from celery_sqs_visibility.errors import RequestRefusedError, SQSError, UnavailableError
 
 EVERYTHING = ReceiveOptions(30, ("All",), ("All",))
 STANDARD = {"FifoTopic": "false"}
@@ -102,3 +102,10 @@ def test_who_cannot_be_reached_is_unavailable():
     with pytest.raises(UnavailableError, match="no answer from SNS"):
         sns.create_topic("t", {}, {})
     sns.close()
+    sns.close()
+
+
+def test_settings_that_botocore_refuses_are_an_error_of_ours():
+    settings = ClientSettings("us-east-1", "no URL", access_key_id="key", secret_access_key="secret")
+    with pytest.raises(SQSError, match="no URL"):
+        SNS(settings).create_topic("t", {}, {})

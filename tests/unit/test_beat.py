@@ -255,3 +255,25 @@ def test_celerys_scheduler_and_ours_read_each_others_file(tmp_path):
         one.scheduler.apply_async(entry)
         one.scheduler.close()
     assert one.keys[0].startswith("report@")
+
+
+def failing(_task, _args, _kwargs, **_options):
+    raise ConnectionError("no broker")
+
+
+def test_what_has_no_due_time_is_not_claimed_nor_its_claim_given_up(beat, caplog):
+    one = beat(Own(), kind=Claiming)
+    one.scheduler.send_task = failing
+    one.run(61)
+    assert "no broker" in caplog.text
+    assert not hasattr(one.scheduler, "asked")
+
+
+@pytest.mark.parametrize("options", [{"task_default_queue": "celery"}, {"task_default_queue": "beat.fifo"}])
+def test_what_nobody_has_claimed_has_no_claim_to_give_up(beat, caplog, options):
+    one = beat(schedule(60), **options)
+    one.scheduler.send_task = failing
+    one.run(60)
+    one.scheduler.unclaim("report@now")
+    assert {record.message for record in caplog.records if "unclaim" in record.message} == set()
+    assert "no broker" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import UserDict
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -196,3 +197,13 @@ def test_a_number_that_is_none_leaves_the_others_numbers():
 def test_a_record_of_no_time_has_that_of_its_line(created):
     record = logging.makeLogRecord({"msg": "x", "created": created})
     assert json.loads(JSONFormatter().format(record))["timestamp"].startswith("20")
+
+
+def test_a_part_of_a_line_that_cannot_be_made_is_told_in_it():
+    class Broken(UserDict):
+        def __getitem__(self, _name):
+            raise ZeroDivisionError("no value")
+
+    line = line_of("ok", sqs=Broken(task_id="id"))
+    assert line["message"] == "ok"
+    assert "no value" in line["log_error"]

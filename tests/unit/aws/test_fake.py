@@ -442,3 +442,14 @@ def test_a_purged_queue_takes_messages_again(sqs, url):
     sqs.purge(url)
     sqs.send(url, OutgoingMessage("here"))
     assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["here"]
+
+
+@pytest.mark.parametrize(("name", "attributes"), [("short", {}), ("short.fifo", {"FifoQueue": "true"})])
+def test_a_message_is_gone_when_its_retention_is_over(sqs, clock, name, attributes):
+    url = sqs.create_queue(name, {"MessageRetentionPeriod": "60", **attributes}, {})
+    group = {"group_id": "g", "deduplication_id": "d"} if attributes else {}
+    sqs.send(url, OutgoingMessage("a", {}, **group))
+    clock.advance(59)
+    assert receive(sqs, url, replace(OPTIONS, visibility_timeout=0))
+    clock.advance(1)
+    assert receive(sqs, url) == []

@@ -252,3 +252,9 @@ def test_an_arn_of_another_account_is_not_the_own_queue_of_that_name(sqs):
     other = queues.by_arn("arn:aws:sqs:us-east-1:999999999999:a")
     assert other.url == "memory://us-east-1/999999999999/a"
     assert queues.by_arn("arn:aws:sqs:us-east-1:000000000000:a") is queues.find("a") is own
+
+
+def test_an_arn_leads_past_predefined_queues_of_other_names(sqs):
+    url = sqs.create_queue("b", {}, {})
+    predefined = {"a": PredefinedQueue("https://sqs.example/000000000000/a"), "b": PredefinedQueue(url)}
+    assert Queues(sqs, predefined=predefined).by_arn("arn:aws:sqs:us-east-1:000000000000:b").url == url

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 
 import pytest
@@ -238,3 +239,28 @@ def test_a_watch_that_no_thread_can_do_may_begin_later(worker, monkeypatch):
     assert not worker.monitors._watched
     worker.monitors.watch()
     assert len(started) == 2
+
+
+def test_a_look_that_ends_after_the_worker_complains_of_nothing(worker, caplog):
+    def list_queues(*_):
+        worker.monitors._closed.set()
+        raise AccessDeniedError("no")
+
+    worker.sqs.list_queues = list_queues
+    worker.monitors.look()
+    assert caplog.messages == []
+
+
+def test_a_monitor_that_two_threads_find_at_once_is_listened_to_once_and_forgotten_once(client, caplog):
+    caplog.set_level(logging.INFO)
+    queue = Queue("celeryev", client.open().url, client.sqs)
+    for _ in range(2):
+        client.monitors._add(queue)
+    (feed,) = client.monitors._feeds.values()
+    for _ in range(2):
+        client.monitors._forget(feed)
+    assert client.monitors._feeds == {}
+    assert [line.partition(" (")[0] for line in caplog.messages] == [
+        "a monitor listens to Celery's events",
+        "a monitor listens no more",
+    ]

@@ -183,6 +183,11 @@ def test_the_heartbeat_follows_the_visibility_timeout_and_the_longest_sleep_the_
         ({"external_id": "42"}, ["sts_role_arn", "external_id"]),
         ({"predefined_exchanges": {"x": {"arn": f"{TOPIC}.fifo"}}}, ["'x'", f"'{TOPIC}.fifo'"]),
         ({"predefined_exchanges": {"x": {"arn": TOPIC}}}, ["supports_fanout is not set"]),
+        ({"queue_order": "strict"}, ["expected queues to list the queues", "queue_order is 'strict'"]),
+        (
+            {"sts_token_timeout": 900, "sts_token_buffer_time": 900},
+            ["sts_token_buffer_time", "sts_token_timeout (900)", "got 900"],
+        ),
         (
             {"error_visibility_timeout": "celery_sqs_visibility.policy.attempts.attempts_made"},
             ["two arguments"],
@@ -194,6 +199,8 @@ def test_the_heartbeat_follows_the_visibility_timeout_and_the_longest_sleep_the_
         "an id of no role",
         "a fifo topic",
         "exchanges without fanout",
+        "an order of no queues",
+        "credentials that are renewed without end",
         "what a path names",
     ],
 )

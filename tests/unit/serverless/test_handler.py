@@ -10,10 +10,13 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
+from support.badmessages import encoded, envelope, old_body
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
+
+OLD = old_body(task="note", args=["a"])
 
 
 def broken(body, attributes):
@@ -354,3 +357,21 @@ def test_an_outage_of_sends_ends_in_time_and_repeats_a_batch_at_the_most(world, 
     assert handler(event, Invocation(10)) == {"batchItemFailures": []}
     world.sqs.delete(world.queue.url, [event["Records"][0]["receiptHandle"]])
     assert records_in(world) == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [envelope(OLD, protocol=1), envelope(OLD, headers={"task": "note"})],
+    ids=["Celery's first protocol", "the first in the second's headers"],
+)
+def test_messages_of_older_publishers_run(world, message):
+    factories.send(world.queue, encoded(message))
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert [key for key, *_ in world.ran] == ["a"]
+
+
+def test_a_body_that_is_not_compressed_as_it_says_is_a_dead_letter(world):
+    factories.send(world.queue, encoded(envelope([], headers={"task": "note", "compression": "zlib"})))
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert len(world.letters()) == 1
+    assert world.ran == []

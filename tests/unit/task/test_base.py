@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import QueueDoesNotExistError, VisibilityTask
-from celery_sqs_visibility.task.context import LIMIT_HEADER
+from celery_sqs_visibility.task.context import LIMIT_HEADER, delivered_request
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 RAISED = ValueError("no")
@@ -355,3 +355,10 @@ class TestRetryToNowhere:
 
         monkeypatch.setattr(app, "send_task", send_task)
         assert hidden_for(make_retrying(app, {"args": (1,), "countdown": 5})) == 5
+
+
+def test_a_task_that_no_app_has_bound_runs_for_no_message():
+    class Unbound(VisibilityTask):
+        name = "unbound"
+
+    assert delivered_request(Unbound()) is None

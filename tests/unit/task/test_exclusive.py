@@ -361,6 +361,21 @@ def test_a_key_is_the_tasks_id_or_made_of_its_arguments(app, options, key):
     assert task.exclusive
 
 
+def test_a_callable_that_makes_no_key_is_named_with_what_it_returned(app):
+    app.task(name="named", shared=False, exclusive=lambda args, kwargs: None)(nothing)
+    app.finalize()
+    with pytest.raises(ExclusiveKeyError, match=r"`exclusive` of task 'named' to return a text .*, got None"):
+        exclusive_key(app.tasks["named"], "task-id", [], {})
+
+
+def test_a_run_without_a_lease_has_its_key_for_its_visibility_timeout(make, store, caplog):
+    found = []
+    assert make(lambda task: found.append(store.acquire(KEY, "another", 30))).run(visibility_lease=None)
+    assert isinstance(found[0], Processing)
+    assert f"the lease of the key {KEY!r} cannot be renewed: its run has no lease" in caplog.text
+    assert store.acquire(KEY, "another", 30) == Processed()
+
+
 def test_an_error_of_the_callable_names_the_task(app):
     app.task(name="named", shared=False, exclusive=lambda args, kwargs: args[0])(nothing)
     app.finalize()

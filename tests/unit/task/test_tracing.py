@@ -7,7 +7,8 @@ from celery import states
 from celery.exceptions import Retry
 from support.factories import trace
 
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.tracing import VisibilityRetry, log_errors
 
 
 @pytest.fixture
@@ -144,3 +145,20 @@ def test_a_failure_that_comes_back_calls_no_errback(app, published, stored):
     failing = app.task(raising(ValueError("no")), shared=False)
     assert isinstance(trace(failing, errbacks=[app.signature("errback")]).info.retval, VisibilityRetry)
     assert not published
+
+
+def test_a_retry_of_a_task_without_results_is_not_stored_and_its_handler_is_called(app, stored):
+    called = []
+
+    class Task(VisibilityTask):
+        def on_retry(self, exc, *_):
+            called.append(type(exc))
+
+    failing = app.task(raising(ValueError("no")), base=Task, shared=False, ignore_result=True)
+    assert trace(failing).info.state == states.RETRY
+    assert (called, stored) == ([ValueError], [])
+
+
+def test_an_error_of_a_handler_is_raised_where_no_message_waits_for_an_outcome(app):
+    with pytest.raises(ZeroDivisionError):
+        log_errors(app.task(succeed, shared=False), raising(ZeroDivisionError()), (), {})

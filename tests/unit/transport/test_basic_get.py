@@ -190,3 +190,11 @@ def test_a_message_that_may_be_another_consumers_by_now_keeps_its_payload(large,
     monkeypatch.setattr(fetched, "_clock", FakeClock(fetched._clock.monotonic() + 1000))
     message.ack()
     assert len(store.objects) == 1
+
+
+@pytest.mark.parametrize("requeue", [True, False])
+def test_what_is_not_fetched_any_more_is_rejected_without_a_request(site, channel, queue, requeue):
+    queue.get().ack()
+    before = site.actions()
+    channel.basic_reject("a tag of long ago", requeue=requeue)
+    assert site.actions() == before

@@ -8,7 +8,7 @@ from kombu.exceptions import ChannelError
 from support.kombu_site import declared_queue, publish
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.errors import AccessDeniedError
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 
 DENIED = AccessDeniedError("not you", code="AccessDenied", action="GetQueueAttributes")
 
@@ -104,3 +104,19 @@ def test_an_exchange_is_deleted_without_its_queues_and_only_if_unused(site, chan
 
 def test_unbinding_from_an_exchange_that_nobody_has_declared_is_nothing(channel):
     channel.queue_unbind("q", "nowhere", "q")
+
+
+def test_a_queue_that_was_deleted_behind_us_is_forgotten_when_it_is_counted(site, channel):
+    queue = declared_queue(channel)
+    site.sqs.delete_queue(site.sqs.queue_url("q"))
+    with pytest.raises(QueueDoesNotExistError):
+        queue.queue_declare(passive=True)
+    with pytest.raises(ChannelError, match="no queue 'q'"):
+        queue.queue_declare(passive=True)
+
+
+def test_a_purge_that_sqs_refuses_is_an_error(site, channel):
+    queue = declared_queue(channel)
+    site.sqs.fail_next("PurgeQueue", DENIED)
+    with pytest.raises(AccessDeniedError):
+        queue.purge()

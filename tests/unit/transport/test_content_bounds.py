@@ -59,7 +59,9 @@ def test_what_would_become_more_than_may_be_is_refused(content, kind, reason):
         (msgpack.packb("\N{CYRILLIC CAPITAL LETTER A}" * 2000), MSGPACK),
         (msgpack.packb([1, "a"] * 1000), MSGPACK),
         (b"\xdd\xff\xff\xff\xff" + b"\x80" * 900, MSGPACK),  # no list has so many: its decoder says so
+        (b"\xc1" * 2000, MSGPACK),  # a byte that its decoder knows nothing of
         (b'["' + b"[{" * 1000 + b'"]', JSON),
+        (b"a" * 5000, YAML),
         (b"- '<<'\n- " + b"-:?" * 1000, YAML),
         (b"]" * 2000, YAML),
         (b'"\\UFFFFFFFF"', YAML),  # PyYAML raises an OverflowError

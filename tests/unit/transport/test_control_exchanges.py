@@ -21,6 +21,7 @@ from celery_sqs_visibility.errors import (
     CommandNotSentError,
     CredentialsRefusedError,
     RemoteControlError,
+    RequestRefusedError,
     SQSError,
     ThrottledError,
     UnavailableError,
@@ -192,6 +193,24 @@ def test_a_right_that_is_missing_is_the_callers_error(site, mailbox, action):
         site.sqs.fail_next(action, AccessDeniedError(f"allow sqs:{action}"))
     with pytest.raises(SQSError, match=f"allow sqs:{action}"):
         mailbox.multi_call("ping")
+
+
+def test_a_command_that_sqs_refuses_is_the_callers_error(site, mailbox):
+    site.sqs.fail_next("ListQueues", RequestRefusedError("no such parameter"))
+    with pytest.raises(RequestRefusedError, match="no such parameter"):
+        mailbox.cast(["a@host"], "note", {})
+
+
+def test_a_command_that_fails_leaves_its_node_in_its_loop(nodes, mailbox, monkeypatch, caplog):
+    def fail(*_):
+        raise ZeroDivisionError
+
+    nodes.start("a@host")
+    monkeypatch.setattr(ControlExchanges, "_handle", fail)
+    mailbox.cast(["a@host"], "note", {})
+    wait_until(lambda: "a command of remote control failed" in caplog.text, SOON, "the line")
+    monkeypatch.undo()
+    assert mailbox.multi_call("note", {"x": 1}, limit=1, timeout=SOON)
 
 
 def test_predefined_queues_do_not_name_control_queues(site):

@@ -90,8 +90,10 @@ def test_a_fetched_message_has_no_delivery_and_nothing_is_asked():
     message = message_of(None)
     message.give_up("it failed")
     message.refuse("no task")
+    message.come_back(ValueError())
     assert message.renewal(0.0, 0) is None
     assert not message.acknowledged
+    assert not message.is_broadcast
 
 
 @pytest.mark.parametrize("set_by_consumer", [False, True])

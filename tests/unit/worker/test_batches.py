@@ -10,6 +10,8 @@ from support.factories import AFTER_AN_ERROR, FakeHolder, held_delivery, request
 
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.worker.batches import Batch, batch_of, has_own_strategy
+from celery_sqs_visibility.worker.pool_patches import watch_runs
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 
 class Collecting(Task):
@@ -171,3 +173,15 @@ def test_the_arguments_of_a_pool_are_a_batch_if_a_task_that_collects_has_message
         ("task", ([member(one)],)),
     ):
         assert batch_of(args) is None, args
+
+
+def test_a_pool_of_processes_is_given_no_batch_of_which_nothing_may_run(make):
+    given_back, applied = make("a"), []
+    given_back.delivery.holder.may_run = False
+    pool = SimpleNamespace(apply_async=lambda target, *_, **__: applied.append(target))
+    worker = WorkerContext(has_processes=True)
+    worker.collects = True
+    watch_runs(pool, worker)
+    pool.apply_async("a batch", (given_back.task, ([member(given_back)],)))
+    pool.apply_async("another's", ())
+    assert applied == ["another's"]

@@ -29,6 +29,7 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun, Spent, Unanswered
+from celery_sqs_visibility.worker import exclusive_request
 from celery_sqs_visibility.worker.exclusive_request import open_key_leases
 
 COPY = OutgoingMessage("copy")
@@ -311,3 +312,24 @@ def test_a_worker_with_exclusive_tasks_and_no_store_is_refused(make, context, se
 
 def test_a_worker_without_exclusive_tasks_needs_no_store(make):
     assert open_key_leases(Context(), [make(exclusive=False).task, SimpleNamespace(exclusive=True)]) is None
+
+
+def test_a_task_that_is_registered_after_the_start_runs_without_a_key_of_the_worker(make):
+    made = make()
+    made.worker.key_leases = None
+    end(made, Unanswered("no answer", 7.0))
+    assert "visibility_exclusive" not in made.request_dict
+    assert made.settled == [Renew(COPY, {}, park=30)]
+
+
+def test_what_is_revoked_before_it_begins_has_no_key_to_release(make):
+    made = make()
+    made.dispatch()
+    made.terminate(None)
+    assert made.worker.key_leases.released == []
+
+
+def test_where_no_run_shares_memory_with_the_worker_none_is_told_of_the_store(make, monkeypatch):
+    monkeypatch.setattr(exclusive_request, "lease_table", lambda: None)
+    store = object()
+    assert open_key_leases(SimpleNamespace(coordination_store=store), [make().task])

@@ -326,3 +326,39 @@ def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool
 
     request = Asked(acks_late=True, given_back=True)
     assert request.apply(apply_async, processes=False) == ["accepted"]
+
+
+def applied(target, args, kwargs, **options):
+    """As `celery.concurrency.base.apply_target`."""
+    options["accept_callback"](1, 2.0)
+    options["callback"](target(*args, **kwargs))
+
+
+def test_a_run_of_no_request_of_ours_needs_no_callbacks_and_its_errors_are_its_callers():
+    ran = []
+    watched(applied, processes=False)(lambda: ran.append(1))
+    assert ran == [1]
+    with pytest.raises(ZeroDivisionError):
+        watched(applied, processes=False)(lambda: 0, callback=lambda result: 1 / result)
+    with pytest.raises(MemoryError):
+        watched(raise_lack, processes=True)(print)
+
+
+def raise_lack(*_, **__):
+    raise MemoryError
+
+
+def test_a_run_that_was_acknowledged_before_is_measured_though_nobody_else_hears_of_its_end():
+    request = Asked(acks_late=False)
+    watched(applied, processes=True)(lambda: request.told.append("run"), accept_callback=request.on_accepted)
+    assert request.told == ["accepted", "run", "ended", "measured"]
+
+
+def test_what_is_not_a_request_is_forgotten_with_the_pools_jobs():
+    foreign = SimpleNamespace(
+        _accepted=False, _worker_pid=None, _write_to=None, _accept_callback=None, ready=lambda: False
+    )
+    pool = Pool(foreign)
+    keep_what_was_sent(pool)
+    pool.flush()
+    assert (pool.cache, pool.lost) == ({}, [])

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
+from support.factories import FakeHolder, held_delivery
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import rate_limits
@@ -179,3 +180,15 @@ def test_tasks_that_did_not_come_from_sqs_are_celerys(make):
     for _ in range(6):
         arrive(type("Request", (), {})())
     assert len(make.bucket.contents) == 5
+
+
+def test_what_is_given_back_while_it_waits_makes_room_for_no_other():
+    consumer, bucket = Consumer(), TokenBucket(RATE)
+    limits = RateLimits(consumer)
+    first, given_back, other = (Asked() for _ in range(3))
+    for request in (first, given_back, other):
+        request.delivery = held_delivery(FakeHolder())
+        consumer._limit_task(request, bucket, 1)
+    assert consumer.qos.value == SLOTS + 2
+    limits.forget([given_back.delivery])
+    assert consumer.qos.value == SLOTS + 1

@@ -292,3 +292,18 @@ def test_an_event_of_a_task_is_sent_where_the_dispatcher_takes_some(make, groups
     one.eventer = SimpleNamespace(enabled=True, groups=groups, send=lambda kind, **_: told.append(kind))
     one.on_accepted(PID, 0.0)
     assert told == sent
+
+
+def test_of_a_message_from_another_broker_nothing_is_settled_or_measured_here(running, holder):
+    running.delivery = None
+    running.measure_run()
+    running.settle(Delete())
+    assert running.acknowledged
+    assert not running._has_attempts_left()
+    assert holder.calls == holder.settled == []
+
+
+def test_what_was_acknowledged_before_is_not_rejected(running, holder):
+    running.acknowledge()
+    running.reject(requeue=True)
+    assert holder.settled == [Delete()]

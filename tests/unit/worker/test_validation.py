@@ -318,3 +318,12 @@ def test_no_message_sets_what_is_ours_to_set_of_a_request():
     message = SimpleNamespace(headers=headers, properties={}, payload=None)
     validate(message, {})
     assert message.headers == {LIMIT_HEADER: 1}
+
+
+def test_an_instant_for_which_memory_lacks_is_no_fault_of_its_message(monkeypatch):
+    def lack(_text):
+        raise MemoryError
+
+    monkeypatch.setattr(validation, "maybe_iso8601", lack)
+    with pytest.raises(MemoryError):
+        validation._is_instant("2026-01-01T12:00:00")

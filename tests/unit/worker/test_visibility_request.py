@@ -15,7 +15,7 @@ from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Rele
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN
+from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN, chord_claim_seconds
 
 LOST = WorkerLostError("its process is gone")
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
@@ -352,3 +352,23 @@ def test_the_task_hears_of_a_lost_run_that_comes_back_with_its_arguments(make, m
     assert kwargs is not None
     assert isinstance(exc, WorkerLostError)
     assert info is failure
+
+
+def test_a_message_from_another_broker_is_run_and_its_failure_is_no_event(make, failures):
+    one = make()
+    one.delivery = None
+    assert not one.revoked()
+    one.on_failure(exc_info(LOST))
+    assert one.holder.settled == failures == []
+
+
+def test_a_failure_for_good_of_what_was_acknowledged_before_gives_nothing_up(make, failures):
+    one = make(max_retries=3, facts={"receive_count": 4})
+    one.acknowledged = True
+    one.on_failure(exc_info(LOST))
+    assert one.holder.settled == []
+    assert [failure.last for failure in failures] == [True]
+
+
+def test_a_backend_that_claims_no_chord_keeps_nobody_from_it(make):
+    assert chord_claim_seconds(make().task, CHORD) == 0.0
