@@ -1,6 +1,6 @@
 """Lines and branches that no test runs, by function, each with its reason.
 
-`make coverage` writes the list. Reasons are kept in tests/uncovered.json, by file and function.
+`make coverage` writes the page. Reasons are kept in tests/uncovered.json, by file and function.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ast
 import itertools
 import json
 import platform
+import re
 import sys
 from collections import defaultdict
 from importlib.metadata import version
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "celery_sqs_visibility"
 REPORT = ROOT / "build/coverage/report.json"
 REASONS = ROOT / "tests/uncovered.json"
-PAGE = REPORT.with_name("uncovered.md")
+PAGE = ROOT / "docs/contributing/coverage.md"
 
 #: The reason of a function that has none yet.
 MISSING = "?"
@@ -26,16 +27,14 @@ MISSING = "?"
 MODULE = ""
 
 HEAD = """\
-# Code that no test runs
-
-Written by `make coverage` on {system}, Python {python} and Celery {celery}. All tests, in all their processes
-and threads, ran {lines} lines and {branches} branches.
-`12→15` is a branch that was never taken, from line 12 to line 15; `12→` leaves the function.
-Reasons are kept in `tests/uncovered.json`; a function without one has a `?`.
+On {system}, Python {python} and Celery {celery} all tests, in all their processes and threads, ran
+{lines} lines and {branches} branches of the package.
 
 | file | function | lines and branches | reason |
 |---|---|---|---|
 """
+#: The part of the page that is written.
+WRITTEN = re.compile(r"(?<=<!-- made by `make coverage` -->\n).*(?=<!-- end -->)", re.DOTALL)
 
 
 def reasons():
@@ -91,7 +90,7 @@ def share(run, all_of_them):
     return f"{run:,} of {all_of_them:,} ({100 * run / all_of_them:.2f} %)"
 
 
-def page(report, why):
+def written(report, why):
     totals = report["totals"]
     head = HEAD.format(
         system=platform.system(),
@@ -108,8 +107,8 @@ def page(report, why):
 
 
 if __name__ == "__main__":
-    listed = page(json.loads(REPORT.read_text()), reasons())
-    PAGE.write_text(listed)
+    listed = written(json.loads(REPORT.read_text()), reasons())
+    PAGE.write_text(WRITTEN.sub(lambda _: listed, PAGE.read_text()))
     without = listed.count(f"| {MISSING} |\n")
     sys.stdout.write(
         f"{without} functions are not run as a whole, for no reason given: {PAGE.relative_to(ROOT)}\n"

@@ -22,6 +22,7 @@ REFERENCE = {
         "benchmarks.md",
         "command-line.md",
         "contributing/contacts.md",
+        "contributing/coverage.md",
         "contributing/mutations.md",
         "costs.md",
         "ends.md",

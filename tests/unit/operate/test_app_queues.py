@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from celery.exceptions import CDeprecationWarning
 from support.app import close_app, make_app, without_shared_tasks
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.operate.app_queues import max_retries_by_queue
+from celery_sqs_visibility.operate.app_queues import _routes, max_retries_by_queue, queue_of_task
 
 
 @pytest.fixture
@@ -28,3 +29,15 @@ def test_a_tasks_retries_count_in_the_queue_that_it_goes_to(app):
     app.task(name="stock", max_retries=99)(run)
     app.finalize()
     assert max_retries_by_queue(app) == {"other": [3], "own": [8]}
+
+
+def test_a_tasks_own_queue_and_routes_in_pairs_count_too(app):
+    app.conf.task_routes = [[("routed.*", {"queue": "in pairs"}), ("broken",)]]
+
+    @app.task(name="own", base=VisibilityTask, queue="of the task")
+    def run(): ...
+
+    with pytest.warns(CDeprecationWarning, match="'queue' task attribute"):
+        app.finalize()
+    assert queue_of_task(app, app.tasks["own"]) == "of the task"
+    assert list(_routes(app.conf.task_routes)) == [{"queue": "in pairs"}]

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import sys
 
+import click
 import pytest
 
-from celery_sqs_visibility.operate.invocation import counted, own_command
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    OptionError,
+    QueueDoesNotExistError,
+    UnavailableError,
+)
+from celery_sqs_visibility.operate.invocation import (
+    CommandError,
+    NotPermittedError,
+    UnavailableCommandError,
+    counted,
+    errors_as_sentences,
+    own_command,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,3 +38,20 @@ def test_a_command_to_paste_names_the_app_as_this_one(monkeypatch, given, expect
 
 def test_one_thing_is_no_things():
     assert [counted(number, "queue") for number in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (AccessDeniedError("no"), NotPermittedError),
+        (UnavailableError("no"), UnavailableCommandError),
+        (OptionError("no"), click.UsageError),
+        (QueueDoesNotExistError("no"), CommandError),
+        (click.Abort(), click.Abort),
+        (click.UsageError("no"), click.UsageError),
+    ],
+)
+def test_an_error_of_ours_is_a_sentence_with_an_exit_status(error, shown):
+    with pytest.raises(shown) as raised, errors_as_sentences():
+        raise error
+    assert raised.type is shown

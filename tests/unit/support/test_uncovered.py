@@ -22,7 +22,7 @@ REPORT = {
 
 
 def test_lines_and_branches_are_listed_by_function_with_their_reason():
-    page = uncovered.page(REPORT, {"aws/boto.py": {"BotoSQS.send": "on AWS only"}})
+    page = uncovered.written(REPORT, {"aws/boto.py": {"BotoSQS.send": "on AWS only"}})
     assert page.splitlines()[-2:] == [
         "| `aws/boto.py` | `BotoSQS.send` | 4-6, 9, 3→4, 11→ | on AWS only |",
         "| `aws/boto.py` | (module) | 1 | ? |",
@@ -35,3 +35,7 @@ def test_functions_that_have_a_reason_exist():
         path = uncovered.PACKAGE / name
         assert path.exists(), name
         assert functions.keys() <= uncovered.functions(path), name
+
+
+def test_the_page_has_a_place_for_it():
+    assert uncovered.WRITTEN.search(uncovered.PAGE.read_text())

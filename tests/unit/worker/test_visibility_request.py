@@ -372,3 +372,11 @@ def test_a_failure_for_good_of_what_was_acknowledged_before_gives_nothing_up(mak
 
 def test_a_backend_that_claims_no_chord_keeps_nobody_from_it(make):
     assert chord_claim_seconds(make().task, CHORD) == 0.0
+
+
+def test_the_loss_of_a_run_that_was_revoked_is_celerys(make, failures):
+    one = make()
+    one._already_revoked = True
+    one.on_failure(exc_info(LOST))
+    assert one.holder.settled == [Delete()]
+    assert failures == []

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import click
 import pytest
 
 from celery_sqs_visibility.errors import RequestRefusedError, UnavailableError
-from celery_sqs_visibility.operate.dead_letters.command import _chosen, _sentence
+from celery_sqs_visibility.operate.dead_letters.command import _checked_id, _chosen, _sentence, _to_queues
 from celery_sqs_visibility.operate.dead_letters.moves import Outcome, move_all
 from celery_sqs_visibility.operate.invocation import CommandError
 
@@ -54,3 +56,16 @@ def test_an_endpoint_without_move_tasks_is_told(site, monkeypatch, error, raised
     with pytest.raises(raised) as caught:
         move_all(site.place, None)
     assert ("leave out --native" in str(caught.value)) is (raised is CommandError)
+
+
+def test_an_id_of_a_few_characters_is_refused():
+    assert _checked_id("b2a660b2") == "b2a660b2"
+    with pytest.raises(click.UsageError, match="'b2a660b' is too short for an ID"):
+        _checked_id("b2a660b")
+
+
+@pytest.mark.parametrize(
+    ("sent_to", "end"), [({}, ""), ({"a": 2}, " to 'a'"), ({"a": 2, "b": 1}, ": 2 to 'a', 1 to 'b'")]
+)
+def test_the_queues_that_letters_go_to_end_the_sentence(sent_to, end):
+    assert _to_queues(Counter(sent_to)) == end

@@ -144,3 +144,10 @@ def test_a_job_is_first_done_within_a_minute_however_seldom_it_is_done(monkeypat
     Periodic([(job, 300.0)], clock=clock)._run()
     assert times[0] <= 60
     assert [times[1] <= 360, times[2] - times[1]] == [True, pytest.approx(300)]
+
+
+def test_a_worker_whose_turn_it_is_not_asks_for_nothing():
+    asked = []
+    sampler = Sampler(lambda: asked.append(1) or [], SimpleNamespace(is_mine=lambda: False), 60)
+    sampler.sample()
+    assert asked == []
