@@ -159,13 +159,11 @@ class DeliveryHolder:
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
+        if isinstance(settlement, (Renew, Split)):
+            return self._copy(delivery, settlement)
         done = isinstance(settlement, Delete)
-        if not done:
-            if isinstance(settlement, (Renew, Split)):
-                return self._copy(delivery, settlement)
-        elif delivery.held and not delivery.claimed:
-            self.redeliveries.finish(delivery)
-        held, at_once = self.ledger.settle(delivery, settlement)
+        finish = self.redeliveries.finish if done else None
+        held, at_once = self.ledger.settle(delivery, settlement, finish)
         if not held:
             return False
         try:
@@ -213,9 +211,8 @@ class DeliveryHolder:
                 self._released()
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
-        if isinstance(settlement, Delete):
-            self.redeliveries.finish(delivery)
-        held, at_once = self.ledger.settle(delivery, settlement, claimed=True)
+        finish = self.redeliveries.finish if isinstance(settlement, Delete) else None
+        held, at_once = self.ledger.settle(delivery, settlement, finish, claimed=True)
         if held:
             self.redeliveries.remove(delivery)
         if at_once:

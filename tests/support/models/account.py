@@ -71,6 +71,12 @@ class Account:
         for message in self.world.messages.values():
             self.disturb(self.keys_in(message.body))
 
+    def forget(self):
+        """The machine slept for longer than finished messages are remembered; some may be there still."""
+        for message in self.world.messages.values():
+            if message.id in self.ended:
+                self.disturb(self.keys_in(message.body))
+
     def disturb_request(self, arguments):
         """The answer to a request is lost, or late: what it sends may be there twice."""
         for body in (each.body for each in bodies_in(arguments)):
@@ -141,7 +147,8 @@ class Account:
         now = self.world.now
         for message in messages if queue_url not in {queue.url for queue in self.world.graves} else ():
             keys = self.keys_in(message.body)
-            sending = self._sending(keys)
+            if (sending := self._sending(keys)) is None:
+                continue
             current, message_id = sending.delivery.current, sending.delivery.facts.message_id
             assert sending.delivery not in self.too_late, "nothing is copied after its deadline"
             assert now - current.deadline < CHECK_SECONDS, "nothing is copied long after its deadline"
@@ -170,9 +177,10 @@ class Account:
                     self.ended[message_id] = self.world.now
 
     def _sending(self, keys):
+        """Whose copy has these keys; `None` if that is not known, since a copy that arrived is copied, too."""
         sendings = self.world.consumer._copies._sendings
         found = [each for each in sendings if set(self.keys_of(each.delivery)) & set(keys)]
-        return found[0] if found else None
+        return found[0] if len(found) == 1 else None
 
     # What always holds
 
