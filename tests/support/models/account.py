@@ -177,7 +177,7 @@ class Account:
                     self.ended[message_id] = self.world.now
 
     def _sending(self, keys):
-        """Whose copy has these keys; `None` if that is not known, since a copy that arrived is copied, too."""
+        """Whose copy has these keys; `None` where nobody knows: a copy that arrived is copied, too."""
         sendings = self.world.consumer._copies._sendings
         found = [each for each in sendings if set(self.keys_of(each.delivery)) & set(keys)]
         return found[0] if len(found) == 1 else None
