@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
@@ -270,6 +270,8 @@ class DeliveryHolder:
     ) -> None:
         """It is not deleted: expect its message back, and emit its end. Any thread."""
         if error is not None:
+            if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
+                self.redeliveries.remember(Past.UNDELETED, delivery.queue, delivery.facts.message_id)
             event: events.Event = events.Lost(delivery.facts, str(error))
             visible_at = max(now, delivery.deadline)
         elif isinstance(settlement, DeadLetter):

@@ -183,6 +183,8 @@ class Ledger:
         of an extension of the old one in flight concerns neither the task nor anybody else any more.
         """
         with self._lock:
+            if delivery.claimed and not superseded_by.current.held:
+                return False  # the newer one was given back just now; the copies of this one go on
             if delivery.held:
                 self._gone[delivery.handle] = delivery
             if not self._remove(delivery):

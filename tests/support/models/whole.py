@@ -387,6 +387,7 @@ class Whole(RuleBasedStateMachine):
         self.scheduler.advance(0)
         self.clock.advance(seconds)
         self.account.awake_since = self.now
+        self.account.interrupt_copies()
         if seconds > TIMEOUT + MARGIN_SECONDS:
             self.account.forget()
         if how is not None:

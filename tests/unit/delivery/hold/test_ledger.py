@@ -135,6 +135,15 @@ def test_no_other_thread_settles_what_counts_as_finished(ledger, held):
     assert finished == [held]
 
 
+def test_what_was_given_back_takes_nothing_over_from_a_delivery_whose_copies_are_sent(ledger, held):
+    back = delivery()
+    ledger.add([back])
+    ledger.claim(held)
+    ledger.settle(back, Release())
+    assert not ledger.supersede(held, back)
+    assert ledger.all() == [held]
+
+
 @pytest.mark.parametrize("end", ["settled", "replaced"])
 def test_handles_are_forgotten_with_their_deliveries(ledger, held, end):
     one = delivery()
