@@ -87,7 +87,7 @@ class BatchThreads(Generic[Batch]):
         self._in_progress: dict[threading.Thread, InProgressBatch[Batch]] = {}
 
     def start(self) -> None:
-        """Start threads from now on, as there is work; harmless if that was done."""
+        """Start threads from now on, as there is work; if that was done, as `wake`."""
         with self.lock:
             self._started, self._stopping = True, False
             self.wake()
