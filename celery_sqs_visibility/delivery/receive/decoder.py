@@ -48,7 +48,10 @@ LONGEST_TEXT_CHARACTERS = 500
 
 
 class DecodedMessage(NamedTuple):
-    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell."""
+    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell.
+
+    Its sender may have given any text as name and id: see `shown_names`.
+    """
 
     payload: dict[str, Any]  # kombu makes its `Message` of it
     task: str | None = None
@@ -187,13 +190,19 @@ def legible(text: str) -> str:
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
+def shown_names(content: DecodedMessage) -> tuple[str | None, str | None]:
+    """Name and id of the message's task, as its deliveries know them: legible."""
+    task, task_id = content.task, content.task_id
+    return None if task is None else legible(task), None if task_id is None else legible(task_id)
+
+
 def _facts(
     queue: Queue, message_id: str, attributes: Mapping[str, str], content: Content, received: float
 ) -> DeliveryFacts:
     receives = int(attributes.get("ApproximateReceiveCount", 1))
     task = task_id = attempt = None
     if isinstance(content, DecodedMessage):
-        task, task_id = content.task, content.task_id
+        task, task_id = shown_names(content)
         if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
             attempt = attempts_made(receives, 0, content.retries) + 1
     return DeliveryFacts(
