@@ -158,6 +158,7 @@ MENTIONED = [
     ("celery.worker.request:Request.cancel", "self._announce_cancelled("),
     ("celery.worker.request:Request._announce_cancelled", "task_ready(self)", "task-cancelled"),
     ("celery.worker.request:Request.terminate", "pool.terminate_job", "self._terminate_on_ack"),
+    ("celery.worker.request:Request.on_failure", "isinstance(exc, Retry)", "return self.on_retry(exc_info)"),
     ("celery.worker.request:Request.on_failure", "isinstance(exc, Terminated)", "self._announce_revoked("),
     ("celery.worker.request:Request.on_failure", "not self._already_cancelled and not self._already_revoked"),
     ("celery.worker.request:Request._announce_revoked", "self._already_revoked = True"),
