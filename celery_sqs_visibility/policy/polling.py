@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import math
-import random
 from collections.abc import Collection
 from typing import Final
 
@@ -24,17 +23,8 @@ FIRST_SLEEP_SECONDS: Final = 1.0
 #: do not wait: with `wait_time_seconds=0`, or at a FIFO queue at its limit in flight, which answers at once.
 EMPTY_POLL_SECONDS: Final = 1.0
 
-#: How late the answer to a poll may be before it counts as lost.
-SHORTEST_REPLY_GRACE_SECONDS: Final = 1.5
-LONGEST_REPLY_GRACE_SECONDS: Final = 2.5
-
 #: Expected messages to remember. Of more, those that come back last are forgotten.
 MAX_EXPECTED: Final = 10_000
-
-
-def reply_grace() -> float:
-    """Seconds by which an answer may be late before a second poll is made, with jitter."""
-    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311
 
 
 class PollSchedule:

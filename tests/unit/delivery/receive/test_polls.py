@@ -10,12 +10,8 @@ from support.clock import FakeClock
 from support.factories import RECEIVE_OPTIONS, capacity, send, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.receiver import (
-    ATTEMPT_SECONDS,
-    Attempts,
-    PollState,
-    Receiver,
-)
+from celery_sqs_visibility.delivery.receive.fifo_attempts import ATTEMPT_SECONDS, Attempts
+from celery_sqs_visibility.delivery.receive.receiver import PollState, Receiver
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
