@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     Decoder,
     ReadContent,
     ReadLater,
-    shown_names,
+    legible,
 )
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
@@ -205,7 +205,7 @@ class Arrivals:
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
     """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
-        task, task_id = shown_names(content)
+        task, task_id = legible(content.task), legible(content.task_id)
         for each in delivery.generations():
             each.facts = replace(each.facts, task=task, task_id=task_id)
     elif isinstance(content, Split):

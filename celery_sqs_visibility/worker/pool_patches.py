@@ -131,8 +131,8 @@ def number_of_slots(consumer: Any) -> int:
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
     # `num_processes` of greenlets was, until 5.7, the number that run. A pool that has stopped has none: it
     # asks billiard's, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
-    number = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
-    return int(number if autoscaler is None else max(number, autoscaler.max_concurrency))
+    number: int = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
+    return number if autoscaler is None else max(number, autoscaler.max_concurrency)
 
 
 def watch_runs(pool: Any, worker: WorkerContext) -> None:

@@ -24,7 +24,7 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible, shown_names
+from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
@@ -308,7 +308,7 @@ def test_a_dead_letter_of_a_body_at_the_size_limit_is_not_larger_than_sqs_takes(
 def test_names_are_told_as_far_as_they_can_be_printed():
     headers = {"task": "a\0b\ud800" + "c" * 10_000, "id": 5}
     opened = decode_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
-    task, task_id = shown_names(opened)
+    task, task_id = legible(opened.task), legible(opened.task_id)
     assert task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
     assert len(task) <= LONGEST_TEXT_CHARACTERS + 3
     assert task_id is None
