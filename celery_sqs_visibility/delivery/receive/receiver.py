@@ -23,7 +23,6 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
-from celery_sqs_visibility.delivery.receive.fifo_attempts import Attempt, Attempts
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
@@ -37,7 +36,7 @@ from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import Attempt, Attempts, PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ from support.clock import FakeClock
 from support.factories import RECEIVE_OPTIONS, capacity, send, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.fifo_attempts import ATTEMPT_SECONDS, Attempts
 from celery_sqs_visibility.delivery.receive.receiver import PollState, Receiver
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
@@ -22,7 +21,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReceiveEnded
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, Attempts, PollSchedule
 
 NOW = 1000.0
 
