@@ -18,7 +18,15 @@ from weakref import ref
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback  # type: ignore[attr-defined]  # in no stub
 from celery import Task
-from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    NotRegistered,
+    Reject,
+    Retry,
+    TaskRevokedError,
+    Terminated,
+    WorkerLostError,
+)
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -173,7 +181,7 @@ class DeliveryRequest(CeleryRequest):
             self._come_back_unknown()
             return None
         self._rejected_by_task = isinstance(exc, Reject)
-        if not isinstance(exc, Ignore):
+        if not isinstance(exc, (Ignore, Retry)):  # Celery calls `on_retry`
             self.note_outcome("failed")
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)

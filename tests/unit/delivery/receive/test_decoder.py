@@ -10,6 +10,7 @@ from support.factories import TIMEOUT, every_queue, sqs_queue
 
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
+    LONGEST_TEXT_CHARACTERS,
     LONGEST_TRANSIT_SECONDS,
     DecodedMessage,
     Decoder,
@@ -30,6 +31,8 @@ def open_message(_queue, message):
         raise ZeroDivisionError
     if message["Body"] == "large":
         raise MemoryError
+    if message["Body"] == "its names are not to be shown":
+        return DecodedMessage({}, "a\nb", "i" * (LONGEST_TEXT_CHARACTERS + 1))
     return DecodedMessage({"body": message["Body"]}, "tasks.add", "id-1")
 
 
@@ -144,3 +147,9 @@ def test_an_answer_may_have_waited_for_a_process_that_was_stopped(stopped_at, si
 def test_a_delivery_knows_when_its_message_was_sent(world):
     assert world.delivery(SentTimestamp="1700000000250").facts.sent == 1_700_000_000.25
     assert world.delivery().facts.sent == 0
+
+
+def test_a_delivery_knows_its_task_by_names_that_can_be_logged(world):
+    ((delivery, _, _),) = world.decode(message(body="its names are not to be shown"))
+    assert delivery.facts.task == "a\N{REPLACEMENT CHARACTER}b"
+    assert delivery.facts.task_id == "i" * LONGEST_TEXT_CHARACTERS + "..."
