@@ -32,7 +32,6 @@ from celery_sqs_visibility.contacts.botocore import (
     IdleConnections,
     http_session_of,
     is_listened_to,
-    is_patched,
     registrations_of,
 )
 from celery_sqs_visibility.errors import (
@@ -125,11 +124,13 @@ class Caller:
         Parameters that have bytes are not `is_json`: the client knows how to write them.
         """
         fast = self._fast
-        if fast is None or action not in FREQUENT or not is_json or is_patched(self.client):
+        if fast is None or action not in FREQUENT or not is_json:
+            return self._ask_client(action, params)
+        if (registrations := registrations_of(self.client)) is None:  # a tracer's
             return self._ask_client(action, params)
         sent = False
         try:
-            send = fast.prepared(action, params)
+            send = fast.prepared(action, params, registrations)
             sent = True
             answer = fast.answer(action, send)
         except Exception as error:
@@ -221,11 +222,17 @@ class FastRequests:
         self._idle = IdleConnections(self._session, self._url)
         #: By action; `None` where botocore is to sign each request. Each access is atomic.
         self._forms: dict[str, SignedForm | None] = {}
-        self._registrations: object = None  # of listeners, when the forms were made
+        self._registrations = registrations_of(client)  # of listeners, when the forms were made
         self._proven: set[str] = set()  # actions of which SQS has accepted a form that was filled in
 
-    def prepared(self, action: str, params: Mapping[str, Any]) -> Callable[[], Any]:
-        """Sign a request. Return a function that sends it and returns what the server has answered."""
+    def prepared(self, action: str, params: Mapping[str, Any], registrations: object) -> Callable[[], Any]:
+        """Sign a request. Return a function that sends it and returns what the server has answered.
+
+        `registrations` are those of listeners to the client's events: others ask for other forms.
+        """
+        if self._registrations is not registrations:
+            self._forms = {}
+            self._registrations = registrations
         body = json.dumps(params).encode()
         return self._by_form(action, body) or partial(self._send, action, self._signed(action, body))
 
@@ -245,9 +252,6 @@ class FastRequests:
 
     def _by_form(self, action: str, body: bytes) -> Callable[[], Any] | None:
         """Fill in the form of an action, if there is one, for a connection, if one is idle."""
-        if self._registrations is not (registrations := registrations_of(self._client)):
-            self._forms = {}
-            self._registrations = registrations
         if (form := self._forms.get(action)) is None:
             return None
         auth, time = self._new_auth(), time_now()

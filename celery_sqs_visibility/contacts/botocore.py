@@ -28,25 +28,18 @@ def add_socket_options(client: Any, options: list[tuple[int, int, int]]) -> None
         theirs += options
 
 
-def is_patched(client: Any) -> bool:
-    """Whether anybody wants to see the client's requests, which may be so from any moment on.
-
-    botocore's own method is a plain function, of a decorator in botocore (botocore/client.py:
-    `_make_api_call`). OpenTelemetry, ddtrace and X-Ray put an object there that wraps it. Without this they
-    would not see requests that the client does not make itself.
-    """
-    function: Any = getattr(type(client), "_make_api_call", None)
-    own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
-    return not own
-
-
-def registrations_of(client: Any) -> object:
+def registrations_of(client: Any) -> object | None:
     """An object that is another one after each registration of a listener to a client's events.
 
     botocore looks up listeners once an event, in a dict that it replaces (botocore/hooks.py: `_emitter`,
-    `_lookup_cache`). Without it there are no fast requests.
+    `_lookup_cache`). `None` where there is none, and where somebody wants to see the client's own requests,
+    which may be so from any moment on: then there are no fast requests. botocore's method that makes them is
+    a plain function, of a decorator in botocore (botocore/client.py: `_make_api_call`); OpenTelemetry,
+    ddtrace and X-Ray put an object there that wraps it.
     """
-    return client.meta.events._emitter._lookup_cache
+    function: Any = getattr(type(client), "_make_api_call", None)
+    own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
+    return client.meta.events._emitter._lookup_cache if own else None
 
 
 def is_listened_to(client: Any, action: str) -> bool:

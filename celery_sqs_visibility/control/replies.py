@@ -190,7 +190,7 @@ class ReplySender:
             fits = self._characters + len(text) <= MOST_CHARACTERS
             if fits:
                 self._untried += 1
-                self._wait(Reply(self._clock.monotonic(), url, text))
+                self._put(Reply(self._clock.monotonic(), url, text))
                 self.batch_threads.start()
         if not fits:
             logger.warning("dropped the reply to a command, since too many wait for SQS")
@@ -234,7 +234,8 @@ class ReplySender:
             if again:
                 reply.due = self._clock.monotonic() + REPLY_PAUSES_SECONDS[reply.failures]
                 reply.failures += 1
-                self._wait(reply)
+                self._put(reply)
+                self.batch_threads.wake()
         if error is None or again:
             return
         if passes:
@@ -243,7 +244,6 @@ class ReplySender:
             logger.warning("cannot send the reply to a command: %s", error)
         emit(ReplyDropped())
 
-    def _wait(self, reply: Reply) -> None:
+    def _put(self, reply: Reply) -> None:
         heapq.heappush(self._waiting, reply)
         self._characters += len(reply.text)
-        self.batch_threads.wake()

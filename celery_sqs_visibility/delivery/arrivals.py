@@ -20,6 +20,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     Decoder,
     ReadContent,
     ReadLater,
+    legible,
 )
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
@@ -204,8 +205,9 @@ class Arrivals:
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
     """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
+        task, task_id = legible(content.task), legible(content.task_id)
         for each in delivery.generations():
-            each.facts = replace(each.facts, task=content.task, task_id=content.task_id)
+            each.facts = replace(each.facts, task=task, task_id=task_id)
     elif isinstance(content, Split):
         return replace(content, body=message["Body"])
     return content

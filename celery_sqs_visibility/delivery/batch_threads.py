@@ -87,7 +87,7 @@ class BatchThreads(Generic[Batch]):
         self._in_progress: dict[threading.Thread, InProgressBatch[Batch]] = {}
 
     def start(self) -> None:
-        """Start threads from now on, as there is work; harmless if that was done."""
+        """Start threads from now on, as there is work; if that was done, as `wake`."""
         with self.lock:
             self._started, self._stopping = True, False
             self.wake()
@@ -104,8 +104,8 @@ class BatchThreads(Generic[Batch]):
             now = self._clock.monotonic()
             self._wake(now, self._work.due(now))
 
-    def wake_for(self, due: float) -> None:
-        """Make a thread look at the work again, of which the next is due at that monotonic instant."""
+    def wake_for(self, due: float | None) -> None:
+        """As `wake`, where the caller knows what the work says: its next is due at that monotonic instant."""
         with self.lock:
             self._wake(self._clock.monotonic(), due)
 

@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import Arrival, RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
@@ -160,13 +160,11 @@ class DeliveryHolder(ABC):
 
     def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
         """See `model.Holder`."""
+        if isinstance(settlement, (Renew, Split)):
+            return self._copy(delivery, settlement)
         done = isinstance(settlement, Delete)
-        if not done:
-            if isinstance(settlement, (Renew, Split)):
-                return self._copy(delivery, settlement)
-        elif delivery.held and not delivery.claimed:
-            self.redeliveries.finish(delivery)
-        held, at_once = self.ledger.settle(delivery, settlement)
+        finish = self.redeliveries.finish if done else None
+        held, at_once = self.ledger.settle(delivery, settlement, finish)
         if not held:
             return False
         try:
@@ -214,9 +212,8 @@ class DeliveryHolder(ABC):
                 self._released()
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
-        if isinstance(settlement, Delete):
-            self.redeliveries.finish(delivery)
-        held, at_once = self.ledger.settle(delivery, settlement, claimed=True)
+        finish = self.redeliveries.finish if isinstance(settlement, Delete) else None
+        held, at_once = self.ledger.settle(delivery, settlement, finish, claimed=True)
         if held:
             self.redeliveries.remove(delivery)
         if at_once:
@@ -274,6 +271,8 @@ class DeliveryHolder(ABC):
     ) -> None:
         """It is not deleted: expect its message back, and emit its end. Any thread."""
         if error is not None:
+            if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
+                self.redeliveries.remember(Past.UNDELETED, delivery.queue, delivery.facts.message_id)
             event: events.Event = events.Lost(delivery.facts, str(error))
             visible_at = max(now, delivery.deadline)
         elif isinstance(settlement, DeadLetter):

@@ -1,5 +1,6 @@
-"""Time of a queue's next poll: later while the queue is idle, but not after an expected message.
+"""Polls of a queue: when the next one is due, and of a FIFO queue the attempt that it repeats.
 
+The next poll is later while the queue is idle, but not after an expected message.
 A message that becomes visible while a long poll waits needs no poll of its own: SQS answers the waiting one.
 "Long polling lets you consume messages from your Amazon SQS queue as soon as they become available" (Amazon
 SQS Developer Guide), and a message becomes available when its visibility timeout ends.
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import bisect
 import math
-import random
+import uuid
+from collections import deque
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
 #: A hidden message comes back at about its time. Where a poll then does not bring it, the queue is polled
@@ -24,17 +27,11 @@ FIRST_SLEEP_SECONDS: Final = 1.0
 #: do not wait: with `wait_time_seconds=0`, or at a FIFO queue at its limit in flight, which answers at once.
 EMPTY_POLL_SECONDS: Final = 1.0
 
-#: How late the answer to a poll may be before it counts as lost.
-SHORTEST_REPLY_GRACE_SECONDS: Final = 1.5
-LONGEST_REPLY_GRACE_SECONDS: Final = 2.5
+#: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
+ATTEMPT_SECONDS: Final = 300.0
 
 #: Expected messages to remember. Of more, those that come back last are forgotten.
 MAX_EXPECTED: Final = 10_000
-
-
-def reply_grace() -> float:
-    """Seconds by which an answer may be late before a second poll is made, with jitter."""
-    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311
 
 
 class PollSchedule:
@@ -114,3 +111,41 @@ class PollSchedule:
             _, polls = self._expected.pop(message_id)
             if polls < len(FOLLOW_UP_SECONDS):
                 self._remember(message_id, now + FOLLOW_UP_SECONDS[polls], polls + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A ReceiveRequestAttemptId, and the monotonic instant before the first request that had it."""
+
+    id: str
+    since: float
+
+
+class Attempts:
+    """The attempts to receive from one FIFO queue. Not thread-safe: its owner locks.
+
+    SQS may have handed out messages before its answer was lost. Their groups are closed until their
+    visibility timeout ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: it
+    answers with the same messages and receipt handles, and their visibility timeout begins anew. That holds
+    for five minutes, as long as nobody has deleted the messages or changed their visibility; without the
+    answer nobody could.
+
+    Args:
+        visibility_timeout: seconds after which another worker may have the messages anyway; `None`: unknown.
+    """
+
+    def __init__(self, visibility_timeout: int | None) -> None:
+        self._lasts = min(ATTEMPT_SECONDS, visibility_timeout or ATTEMPT_SECONDS)
+        self._unanswered: deque[Attempt] = deque()
+
+    def begin(self, now: float) -> Attempt:
+        """The attempt for the next request: one without an answer is repeated."""
+        while self._unanswered:
+            attempt = self._unanswered.popleft()
+            if now - attempt.since < self._lasts:
+                return attempt
+        return Attempt(uuid.uuid4().hex, now)
+
+    def unanswered(self, attempt: Attempt) -> None:
+        """A request of this attempt got no answer, so SQS may have handed out messages."""
+        self._unanswered.append(attempt)

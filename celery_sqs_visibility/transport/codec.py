@@ -200,7 +200,7 @@ def _usual_task(payload: Any) -> DecodedMessage | None:
             return None
     except (KeyError, TypeError):
         return None
-    return DecodedMessage(payload, legible(headers["task"]), legible(headers["id"]), None, headers["retries"])
+    return DecodedMessage(payload, headers["task"], headers["id"], None, headers["retries"])
 
 
 def _any_task(payload: dict[str, Any]) -> DecodedMessage:
@@ -212,8 +212,8 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
     retries = headers.get("retries")
     return DecodedMessage(
         payload,
-        task=_name_or_none(named.get("task")),
-        task_id=_name_or_none(named.get("id")),
+        task=_text_or_none(named.get("task")),
+        task_id=_text_or_none(named.get("id")),
         eta=eta_of(headers) if eta else None,
         retries=retries if isinstance(retries, int) else 0,
     )
@@ -376,6 +376,5 @@ def _deeper_than(levels: int, payload: Any) -> bool:
     return True
 
 
-def _name_or_none(value: Any) -> str | None:
-    """A name that may be logged, and sent with a dead letter."""
-    return legible(value) if isinstance(value, str) else None
+def _text_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) else None

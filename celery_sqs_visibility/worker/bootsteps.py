@@ -33,7 +33,6 @@ from celery_sqs_visibility.contacts.worker import (
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.delivery.threads import is_main_thread, start_thread
 from celery_sqs_visibility.option_secrets import without_secrets
-from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
@@ -92,7 +91,7 @@ class Deliveries(SQSStep):
             warn_of_clamped(given)
             warn_of_former_names(given, parent.app.tasks.values())
             context = connection.transport.context
-            context.slots = partial(self._slots, parent)
+            context.slots = partial(slots_of, parent, self._worker)
             context.worker_name = parent.hostname
         self._context = context
         BoundTasks(parent, self._worker, context).bind()
@@ -104,9 +103,6 @@ class Deliveries(SQSStep):
             self._join_remote_control(parent, context)
         else:
             RateLimits(parent, context.turns)
-
-    def _slots(self, parent: Any) -> Slots:
-        return slots_of(parent, collecting=self._worker.collects, idle=not state.active_requests)
 
     @staticmethod
     def _join_remote_control(parent: Any, context: BrokerContext) -> None:

@@ -21,7 +21,7 @@ from celery_sqs_visibility.contacts.worker import answer_by
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.worker.pool_patches import slots_of
+from celery_sqs_visibility.worker.pool_patches import number_of_slots
 
 logger = get_logger(__name__)
 
@@ -150,7 +150,7 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
         "pool": POOLS.get(module, module),
-        "slots": slots_of(state.consumer).number,
+        "slots": number_of_slots(state.consumer),
         "busy": len(worker_state.active_requests),
         "queues": conditions(_context(state)),
     }

@@ -30,11 +30,11 @@ from celery.worker import state
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.polling import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.pool_patches import RUN_CODE

@@ -114,8 +114,16 @@ RUN_CODE: Final = ThreadedRun.__call__.__code__
 known_slots: Final = lru_cache(maxsize=128)(Slots)
 
 
-def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> Slots:
-    """Slots of a consumer's worker: how many tasks it runs at once. Any thread.
+def slots_of(consumer: Any, worker: WorkerContext) -> Slots:
+    """Slots of a consumer's worker. Any thread."""
+    prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
+    raised = 0 if qos is None else max(0, qos.value - prefetch_count)
+    idle = not state.active_requests
+    return known_slots(number_of_slots(consumer), prefetch_count, raised, worker.collects, idle)
+
+
+def number_of_slots(consumer: Any) -> int:
+    """How many tasks a consumer's worker runs at once. Any thread.
 
     The most it may run, where Celery scales its pool: Celery adds processes for reserved messages
     (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
@@ -123,12 +131,8 @@ def slots_of(consumer: Any, *, collecting: bool = False, idle: bool = False) -> 
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
     # `num_processes` of greenlets was, until 5.7, the number that run. A pool that has stopped has none: it
     # asks billiard's, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
-    number = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
-    if autoscaler is not None:
-        number = max(number, autoscaler.max_concurrency)
-    prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
-    raised = 0 if qos is None else max(0, qos.value - prefetch_count)
-    return known_slots(number, prefetch_count, raised, collecting, idle)
+    number: int = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
+    return number if autoscaler is None else max(number, autoscaler.max_concurrency)
 
 
 def watch_runs(pool: Any, worker: WorkerContext) -> None:

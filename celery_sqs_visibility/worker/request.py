@@ -18,7 +18,15 @@ from weakref import ref
 from billiard.common import TERM_SIGNAME
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback  # type: ignore[attr-defined]  # in no stub
 from celery import Task
-from celery.exceptions import Ignore, NotRegistered, Reject, TaskRevokedError, Terminated, WorkerLostError
+from celery.exceptions import (
+    Ignore,
+    NotRegistered,
+    Reject,
+    Retry,
+    TaskRevokedError,
+    Terminated,
+    WorkerLostError,
+)
 from celery.utils.log import get_logger
 from celery.worker import state
 
@@ -108,6 +116,10 @@ class DeliveryRequest(CeleryRequest):
                 state.task_ready(self)
                 raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
+        delivery = self.delivery
+        # It may have been lost between its dispatch to a process and now, when there was no run to end.
+        if delivery is not None and delivery.lost and self.ends_when_lost and delivery.current.lost:
+            self.end_lost_run(delivery.current)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired. Never raises: after an error its message comes back."""
@@ -169,7 +181,7 @@ class DeliveryRequest(CeleryRequest):
             self._come_back_unknown()
             return None
         self._rejected_by_task = isinstance(exc, Reject)
-        if not isinstance(exc, Ignore):
+        if not isinstance(exc, (Ignore, Retry)):  # Celery calls `on_retry`
             self.note_outcome("failed")
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
@@ -209,7 +221,7 @@ class DeliveryRequest(CeleryRequest):
         The ledger decides whether this, the run's own end, or the message's return to this process was first.
         No result is stored: the other worker's run will have one.
         """
-        if self.time_start is None:  # it does not run, and will not begin
+        if self.time_start is None:  # it will not begin, or `on_accepted` ends it
             return
         if self._can_be_ended() and lost.holder.settle(lost, Lapse()):
             self.acknowledged = True

@@ -41,7 +41,7 @@ from celery_sqs_visibility.aws import topics
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.topics import allow_topics
-from celery_sqs_visibility.contacts.botocore import is_patched
+from celery_sqs_visibility.contacts.botocore import registrations_of
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
@@ -158,6 +158,7 @@ MENTIONED = [
     ("celery.worker.request:Request.cancel", "self._announce_cancelled("),
     ("celery.worker.request:Request._announce_cancelled", "task_ready(self)", "task-cancelled"),
     ("celery.worker.request:Request.terminate", "pool.terminate_job", "self._terminate_on_ack"),
+    ("celery.worker.request:Request.on_failure", "isinstance(exc, Retry)", "return self.on_retry(exc_info)"),
     ("celery.worker.request:Request.on_failure", "isinstance(exc, Terminated)", "self._announce_revoked("),
     ("celery.worker.request:Request.on_failure", "not self._already_cancelled and not self._already_revoked"),
     ("celery.worker.request:Request._announce_revoked", "self._already_revoked = True"),
@@ -526,7 +527,7 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
-    assert not is_patched(client)
+    assert registrations_of(client) is client.meta.events._emitter._lookup_cache
 
 
 def test_kombus_parser_sees_no_scheme_in_one_with_underscores():

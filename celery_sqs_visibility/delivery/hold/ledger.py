@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
@@ -119,13 +119,20 @@ class Ledger:
             return delivery.held
 
     def settle(
-        self, delivery: Delivery, settlement: Settlement, *, claimed: bool = False
+        self,
+        delivery: Delivery,
+        settlement: Settlement,
+        finish: Callable[[Delivery], None] | None = None,
+        *,
+        claimed: bool = False,
     ) -> tuple[bool, bool]:
         """Take it out, to settle it.
 
         Args:
             delivery: what is settled.
             settlement: how.
+            finish: called before the ledger lets go of it, if this settles it, under the lock: another thread
+                may neither settle it otherwise once it counts as finished, nor run it again before that.
             claimed: whether the caller has claimed it; no other caller can settle a claimed delivery.
 
         Returns:
@@ -133,7 +140,11 @@ class Ledger:
             not, the extension in flight hands the settlement back: see `postponed`.
         """
         with self._lock:
-            if delivery.claimed is not claimed or not self._remove(delivery):
+            if delivery.claimed is not claimed or not delivery.held:
+                return False, False
+            if finish is not None:
+                finish(delivery)
+            if not self._remove(delivery):
                 return False, False
             self._end_lease(delivery)
             return True, not (delivery.extending and self.postponed(delivery, settlement))
@@ -172,6 +183,8 @@ class Ledger:
         of an extension of the old one in flight concerns neither the task nor anybody else any more.
         """
         with self._lock:
+            if delivery.claimed and not superseded_by.current.held:
+                return False  # the newer one was given back just now; the copies of this one go on
             if delivery.held:
                 self._gone[delivery.handle] = delivery
             if not self._remove(delivery):

@@ -84,6 +84,7 @@ class Past(enum.Enum):
     """
 
     FINISHED = 300_000
+    UNDELETED = 200_000
     GIVEN_UP = 100_000
     REJECTED = 10_000
 
@@ -104,15 +105,18 @@ class RedeliveryIndex:
         # in a signal handler, on a thread that may be here just now.
         self._lock = threading.RLock()
         self._held: dict[tuple[str, str], Delivery] = {}
-        # A message that is given up and kept comes back within 12 hours, each time.
+        # A message that is given up and kept comes back within 12 hours, each time; one that could not be
+        # deleted once SQS answers again.
         seconds = {
             Past.FINISHED: visibility_timeout + MARGIN_SECONDS,
+            Past.UNDELETED: VISIBILITY_HORIZON_SECONDS,
             Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
         }
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
             past: RecentKeys(past.value, seconds.get(past, math.inf), clock) for past in Past
         }
         self._finished = self._past[Past.FINISHED]
+        self._undeleted = self._past[Past.UNDELETED]
         self._given_up = self._past[Past.GIVEN_UP]
 
     def check(self, delivery: Delivery) -> Arrival:
@@ -124,7 +128,8 @@ class RedeliveryIndex:
                 self._held[key] = delivery
             if held is not None and held.supersede(delivery):
                 return Arrival.HELD
-        return Arrival.FINISHED if key in self._finished else Arrival.NEW
+        finished = key in self._finished or key in self._undeleted
+        return Arrival.FINISHED if finished else Arrival.NEW
 
     def remove(self, delivery: Delivery) -> None:
         """It was settled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -43,12 +43,18 @@ NONE: Final[Mapping[str, Any]] = {}
 
 NOT_TAKEN = "a message could not be decoded; it comes back"
 
+#: Text, or text that may be missing.
+Text = TypeVar("Text", str, str | None)
+
 #: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
 LONGEST_TEXT_CHARACTERS = 500
 
 
 class DecodedMessage(NamedTuple):
-    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell."""
+    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell.
+
+    Its sender may have given any text as name and id: deliveries have them as `legible` makes them.
+    """
 
     payload: dict[str, Any]  # kombu makes its `Message` of it
     task: str | None = None
@@ -179,8 +185,10 @@ def _why_not(error: Exception) -> UnreadableError | ReadLater:
     return unreadable
 
 
-def legible(text: str) -> str:
-    """Text from a message, fit to be logged and sent as an attribute of a dead letter."""
+def legible(text: Text) -> Text:
+    """Text from a message, if there is one, fit to be logged and sent as an attribute of a dead letter."""
+    if text is None:
+        return text
     if len(text) <= LONGEST_TEXT_CHARACTERS and text.isprintable():  # as most are
         return text
     shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
@@ -193,7 +201,7 @@ def _facts(
     receives = int(attributes.get("ApproximateReceiveCount", 1))
     task = task_id = attempt = None
     if isinstance(content, DecodedMessage):
-        task, task_id = content.task, content.task_id
+        task, task_id = legible(content.task), legible(content.task_id)
         if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
             attempt = attempts_made(receives, 0, content.retries) + 1
     return DeliveryFacts(

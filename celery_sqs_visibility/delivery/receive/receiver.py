@@ -10,9 +10,8 @@ from __future__ import annotations
 import enum
 import logging
 import math
+import random
 import threading
-import uuid
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +36,7 @@ from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule, reply_grace
+from celery_sqs_visibility.policy.polling import Attempt, Attempts, PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 logger = logging.getLogger(__name__)
@@ -69,8 +68,9 @@ REFUSED_WITHIN_SECONDS: Final = 2.0
 #: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
 NEW_QUEUE_FAILURES: Final = 2
 
-#: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
-ATTEMPT_SECONDS: Final = 300.0
+#: How late the answer to a poll may be before it counts as lost.
+SHORTEST_REPLY_GRACE_SECONDS: Final = 1.5
+LONGEST_REPLY_GRACE_SECONDS: Final = 2.5
 
 #: Takes the messages of a poll, with the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
@@ -119,44 +119,6 @@ class Pauses:
         """How long its pause still lasts; 0 without one."""
         pause = self.get(queue)
         return 0.0 if pause is None else max(0.0, pause.until - self._clock.monotonic())
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """A ReceiveRequestAttemptId, and the monotonic instant before the first request that had it."""
-
-    id: str
-    since: float
-
-
-class Attempts:
-    """The attempts to receive from one FIFO queue. Not thread-safe: its owner locks.
-
-    SQS may have handed out messages before its answer was lost. Their groups are closed until their
-    visibility timeout ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: it
-    answers with the same messages and receipt handles, and their visibility timeout begins anew. That holds
-    for five minutes, as long as nobody has deleted the messages or changed their visibility; without the
-    answer nobody could.
-
-    Args:
-        visibility_timeout: seconds after which another worker may have the messages anyway; `None`: unknown.
-    """
-
-    def __init__(self, visibility_timeout: int | None) -> None:
-        self._lasts = min(ATTEMPT_SECONDS, visibility_timeout or ATTEMPT_SECONDS)
-        self._unanswered: deque[Attempt] = deque()
-
-    def begin(self, now: float) -> Attempt:
-        """The attempt for the next request: one without an answer is repeated."""
-        while self._unanswered:
-            attempt = self._unanswered.popleft()
-            if now - attempt.since < self._lasts:
-                return attempt
-        return Attempt(uuid.uuid4().hex, now)
-
-    def unanswered(self, attempt: Attempt) -> None:
-        """A request of this attempt got no answer, so SQS may have handed out messages."""
-        self._unanswered.append(attempt)
 
 
 class PollState(enum.Enum):
@@ -612,3 +574,8 @@ class Receivers:
         """
         wanted = [each for each in self.all() if queue_name in {None, each.queue.name}]
         return all(receiver.wait_for_polls(until) for receiver in wanted)
+
+
+def reply_grace() -> float:
+    """Seconds by which an answer may be late before a second poll is made, with jitter."""
+    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311

@@ -27,6 +27,7 @@ from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Rele
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
     AccessDeniedError,
+    AnswerLostError,
     QueueDoesNotExistError,
     RequestRefusedError,
     SQSError,
@@ -295,12 +296,14 @@ class Copies:
                 return CopyBatch(kind, messages)
         return CopyBatch(Split, []) if self._to_end else None
 
-    def send(self, batch: CopyBatch, _since: float) -> BatchResult:
+    def send(self, batch: CopyBatch, since: float) -> BatchResult:
         """See `batch_threads.Work`."""
         if not batch.messages:
             return BatchResult({})
         queue, messages = batch.messages[0].queue, [each.message for each in batch.messages]
         self._permissions.require_deletes(queue)
+        if (now := self._clock.monotonic()) - since >= self._check:
+            self._require_originals(batch, now)
         if batch.kind is Split:
             return self._outgoing.send_batch(queue, messages)
         if len(messages) == 1:
@@ -309,6 +312,14 @@ class Copies:
         result = queue.sqs.send_batch(queue.url, messages)
         batch.message_ids.update((i, result.message_id(i)) for i in range(len(messages)))
         return result
+
+    def _require_originals(self, batch: CopyBatch, now: float) -> None:
+        """SQS took long to say whether originals can be deleted: nothing is sent of those that are lost."""
+        with self._lock:
+            self._stop_late(now)
+            replaced = all(each.batch is not batch for each in self.batch_threads.in_progress())
+            if replaced or any(message.tag.sending.abandoned for message in batch.messages):
+                raise AnswerLostError("no answer in time whether the originals can be deleted")
 
     def conclude(self, batch: CopyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `batch_threads.Work`."""

@@ -206,7 +206,7 @@ class Settler:
     def submit(self, delivery: Delivery, settlement: Settlement, now: float) -> None:
         """Carry out the settlement, soon. `now` is the monotonic instant."""
         with self._lock:
-            self._enqueue(PendingSettlement(delivery, settlement, now), 1)
+            self._enqueue(PendingSettlement(delivery, settlement, now), now, 1)
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all was done within `timeout` seconds."""
@@ -239,7 +239,7 @@ class Settler:
         if not self._unfinished:
             return None
         while self._retries and self._retries[0][0] <= now:
-            self._enqueue(heapq.heappop(self._retries)[2])
+            self._enqueue(heapq.heappop(self._retries)[2], now)
         for pending in self._sendable():
             if pending.due(now, flushing=self._flushing > 0) <= now:
                 batch = pending.take(now)
@@ -253,7 +253,7 @@ class Settler:
     def _sendable(self) -> list[PendingBatch]:
         return [pending for pending in self._waiting if not pending.in_flight]
 
-    def _enqueue(self, one: PendingSettlement, new: int = 0) -> None:
+    def _enqueue(self, one: PendingSettlement, now: float, new: int = 0) -> None:
         queue, way = one.delivery.queue, type(one.settlement)
         pending = self._batches.get((queue, way)) or self._new_batch(queue, way)
         # A signal handler may settle between any two of these lines.
@@ -264,7 +264,7 @@ class Settler:
             self._waiting[pending] = None
         # The first settlement sets the time, and a full batch goes at once.
         if first or len(pending.settlements) % pending.size == 0:
-            self.batch_threads.wake()
+            self.batch_threads.wake_for(self.due(now))
 
     def _new_batch(self, queue: Queue, way: type[Settlement]) -> PendingBatch:
         """The batch for a way to settle: ways that have the same kind of request share it."""

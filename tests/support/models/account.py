@@ -31,6 +31,7 @@ class Account:
     def __init__(self, world):
         self.world = world
         self.keys, self.done, self.given_up, self.disturbed = set(), set(), set(), set()
+        self.forgotten = set()  # ids of what was finished before a long sleep, which memory does not outlast
         self.payloads = {}
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good
@@ -71,6 +72,19 @@ class Account:
         for message in self.world.messages.values():
             self.disturb(self.keys_in(message.body))
 
+    def interrupt_copies(self):
+        """The machine slept during requests, which may be taken for hanging ones and made once more."""
+        for sending in self.world.consumer._copies._sendings:
+            if sending.under_way:
+                self.disturb(self.keys_of(sending.delivery))
+
+    def forget(self):
+        """The machine slept for longer than finished messages are remembered; some may be there still."""
+        for message in self.world.messages.values():
+            if message.id in self.ended:
+                self.disturb(self.keys_in(message.body))
+                self.forgotten.add(message.id)
+
     def disturb_request(self, arguments):
         """The answer to a request is lost, or late: what it sends may be there twice."""
         for body in (each.body for each in bodies_in(arguments)):
@@ -98,7 +112,8 @@ class Account:
     def begun(self, run):
         self.counts["runs"] += 1
         for other in self.world.pool.running:
-            assert other.id != run.id, f"nothing runs twice at once: {run.keys}"
+            same = other.id == run.id and run.id not in self.forgotten
+            assert not same, f"nothing runs twice at once: {run.keys}"
             twice = set(other.keys) & set(run.keys) - self.disturbed
             assert not twice, f"copy and original run at once: {twice}"
         self.check_not_ended(run.id)
@@ -141,11 +156,13 @@ class Account:
         now = self.world.now
         for message in messages if queue_url not in {queue.url for queue in self.world.graves} else ():
             keys = self.keys_in(message.body)
-            sending = self._sending(keys)
+            if (sending := self._sending(keys)) is None:
+                continue
             current, message_id = sending.delivery.current, sending.delivery.facts.message_id
             assert sending.delivery not in self.too_late, "nothing is copied after its deadline"
             assert now - current.deadline < CHECK_SECONDS, "nothing is copied long after its deadline"
-            self.check_not_ended(message_id)
+            if not self.disturbed.issuperset(keys):  # else the answer that said so may not have been heard
+                self.check_not_ended(message_id)
             before = [sent for each, sent in self.copied.items() if each.facts.message_id == message_id]
             again = set().union(*before) & set(keys) - self.disturbed
             assert not again, "a record that was sent is not sent again"
@@ -170,9 +187,10 @@ class Account:
                     self.ended[message_id] = self.world.now
 
     def _sending(self, keys):
+        """Whose copy has these keys; `None` where nobody knows: a copy that arrived is copied, too."""
         sendings = self.world.consumer._copies._sendings
         found = [each for each in sendings if set(self.keys_of(each.delivery)) & set(keys)]
-        return found[0] if found else None
+        return found[0] if len(found) == 1 else None
 
     # What always holds
 

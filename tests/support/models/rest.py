@@ -49,7 +49,8 @@ def check_waiters(capacity, world):
     """
     if capacity._queues != world.shares:
         world.shares, world.shared_at = capacity._queues, world.now
-    settled = world.now - world.shared_at > CHECK_INTERVAL_SECONDS
+    checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
+    settled = world.now - checked_since > CHECK_INTERVAL_SECONDS
     if settled and world.options["prefetch_seconds"] == 0:
         waiters = list(capacity._waiters)
         with capacity._lock:

@@ -29,7 +29,7 @@ from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery import watches
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
@@ -387,6 +387,9 @@ class Whole(RuleBasedStateMachine):
         self.scheduler.advance(0)
         self.clock.advance(seconds)
         self.account.awake_since = self.now
+        self.account.interrupt_copies()
+        if seconds > TIMEOUT + MARGIN_SECONDS:
+            self.account.forget()
         if how is not None:
             self.end_run(0, how)
 

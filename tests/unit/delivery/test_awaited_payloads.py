@@ -361,7 +361,7 @@ def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
     world, queue, store, monkeypatch, during
 ):
     monkeypatch.setattr(world.consumer.parking, "parks_so_far", lambda _delivery, _content: 3)
-    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "id")
+    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "i\nd")
     monkeypatch.setattr(world.consumer._arrivals._decoder, "_open", lambda _queue, _message: content)
     if during:
         store.gate.clear()
@@ -373,7 +373,11 @@ def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
     (again,) = world.come_back(queue)
     store.gate.set()
     wait_until(lambda: len(world.buffer), SOON, "the payload")
-    assert (again.parks, again.facts.task, again.facts.task_id) == (3, "proj.add", "id")
+    assert (again.parks, again.facts.task, again.facts.task_id) == (
+        3,
+        "proj.add",
+        "i\N{REPLACEMENT CHARACTER}d",
+    )
 
 
 def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(

@@ -8,6 +8,7 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.hold.redelivery import Past
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Split
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
@@ -264,6 +265,20 @@ class TestComingBack:
         assert len(events.wait(FinishedBefore)) == 1
         events.wait(Deleted)
         assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
+
+    def test_what_was_finished_in_an_outage_is_deleted_when_it_comes_back_however_long_that_lasted(
+        self, world, queue, one, events
+    ):
+        world.sqs.fail_next(DELETES, ReceiptHandleInvalidError("stale"))
+        one.settle(Delete())
+        events.wait(Lost)
+        for _ in range(2):  # meanwhile others are finished, whereupon what is over is forgotten
+            world.clock.advance(5 * TIMEOUT)
+            world.redeliveries.remember(Past.FINISHED, queue, "another")
+        world.come_back(queue)
+        assert len(events.wait(FinishedBefore)) == 1
+        events.wait(Deleted)
+        assert (world.held(), factories.left(queue)) == (0, 0)
 
     @pytest.mark.parametrize("found", ["in the buffer", "start", "dispatch"])
     def test_it_may_come_back_at_the_moment_it_is_found_lapsed(self, world, queue, taken, found):

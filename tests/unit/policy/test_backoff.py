@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.functional import fxrange
 
+from celery_sqs_visibility.delivery.receive.receiver import (
+    LONGEST_REPLY_GRACE_SECONDS,
+    SHORTEST_REPLY_GRACE_SECONDS,
+    reply_grace,
+)
 from celery_sqs_visibility.policy.backoff import (
     LONGEST_PAUSE_SECONDS,
     SHORTEST_PAUSE_SECONDS,
     pause,
     retry_interval,
-)
-from celery_sqs_visibility.policy.polling import (
-    LONGEST_REPLY_GRACE_SECONDS,
-    SHORTEST_REPLY_GRACE_SECONDS,
-    reply_grace,
 )
 
 RECOVERY = 3  # seconds after the end of a fault in which it is to be noticed

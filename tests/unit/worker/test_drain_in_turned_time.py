@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from support.clock import FakeClock
 
+from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
-from celery_sqs_visibility.policy.polling import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.worker import drain as module
 from celery_sqs_visibility.worker.drain import (
     BEFORE_SIGKILL_SECONDS,

@@ -209,10 +209,12 @@ def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
     consumer = SimpleNamespace(
         pool=pool, controller=SimpleNamespace(autoscaler=autoscaler), initial_prefetch_count=8, qos=None
     )
-    assert slots_of(consumer) == Slots(number, 8)
+    assert slots_of(consumer, WorkerContext()) == Slots(number, 8, idle=True)
     consumer.qos = QoS(print, 8)
     consumer.qos.increment_eventually(2)
-    assert slots_of(consumer) == Slots(number, 8, waiting_for_eta=2)
+    worker = WorkerContext()
+    worker.collects = True
+    assert slots_of(consumer, worker) == Slots(number, 8, waiting_for_eta=2, collecting=True, idle=True)
 
 
 def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
@@ -221,7 +223,7 @@ def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
     consumer = SimpleNamespace(
         pool=pool, controller=SimpleNamespace(autoscaler=None), initial_prefetch_count=8, qos=None
     )
-    assert slots_of(consumer) == Slots(3, 8)
+    assert slots_of(consumer, WorkerContext()) == Slots(3, 8, idle=True)
 
 
 def watched(apply_async, *, processes):

@@ -245,6 +245,17 @@ def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_
     assert not running.acknowledged
 
 
+@pytest.mark.parametrize("came_back", [False, True])
+def test_what_was_lost_between_its_dispatch_and_its_run_is_ended_as_it_begins(make, came_back):
+    one = make(when_lost="terminate")
+    one.delivery.lost = True
+    one.end_lost_run(one.delivery)
+    if came_back:
+        one.delivery.superseded_by = held_delivery(one.delivery.holder)
+    one.on_accepted(PID, 0.0)
+    assert one.worker.pool.killed == ([] if came_back else [PID])
+
+
 @pytest.mark.parametrize("own", ["terminate", "continue", None])
 @pytest.mark.parametrize("option", ["terminate", "continue"])
 def test_the_tasks_own_on_lost_goes_before_the_transports(make, own, option):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.delivery.hold.ledger import RETRY_FLOOR_SECONDS, Ledger
 from celery_sqs_visibility.delivery.lease_table import REQUESTED
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Release
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 NOW = 1000.0
@@ -115,6 +116,32 @@ def test_of_what_a_signal_handler_settles_meanwhile_only_the_handler_is_told_tha
     assert ledger.settle(held, Delete()) == (False, False)
     assert told[1] == (True, True)
     assert (len(ledger), held.held) == (0, False)
+
+
+def test_no_other_thread_settles_what_counts_as_finished(ledger, held):
+    """Else its message, which comes back, would be deleted, though its run was given up."""
+    lapses, finished = [], []
+
+    def finish(delivery):
+        finished.append(delivery)
+        other.start()
+        other.join(0.01)
+
+    other = threading.Thread(target=lambda: lapses.append(ledger.settle(held, Lapse())))
+    assert ledger.settle(held, Delete(), finish) == (True, True)
+    other.join()
+    assert lapses == [(False, False)]
+    assert ledger.settle(held, Delete(), finished.append) == (False, False)
+    assert finished == [held]
+
+
+def test_what_was_given_back_takes_nothing_over_from_a_delivery_whose_copies_are_sent(ledger, held):
+    back = delivery()
+    ledger.add([back])
+    ledger.claim(held)
+    ledger.settle(back, Release())
+    assert not ledger.supersede(held, back)
+    assert ledger.all() == [held]
 
 
 @pytest.mark.parametrize("end", ["settled", "replaced"])

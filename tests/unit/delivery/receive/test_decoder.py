@@ -10,6 +10,7 @@ from support.factories import TIMEOUT, every_queue, sqs_queue
 
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
+    LONGEST_TEXT_CHARACTERS,
     LONGEST_TRANSIT_SECONDS,
     NOT_TAKEN,
     DecodedMessage,
@@ -31,6 +32,8 @@ def open_message(_queue, message):
         raise ZeroDivisionError
     if message["Body"] == "large":
         raise MemoryError
+    if message["Body"] == "its names are not to be shown":
+        return DecodedMessage({}, "a\nb", "i" * (LONGEST_TEXT_CHARACTERS + 1))
     return DecodedMessage({"body": message["Body"]}, "tasks.add", "id-1")
 
 
@@ -153,3 +156,9 @@ def test_what_cannot_be_a_delivery_does_not_cost_the_others(world, caplog):
     ((delivery, _, _),) = world.decode(broken, message(2))
     assert delivery.handle == "h2"
     assert caplog.messages == [NOT_TAKEN]
+
+
+def test_a_delivery_knows_its_task_by_names_that_can_be_logged(world):
+    ((delivery, _, _),) = world.decode(message(body="its names are not to be shown"))
+    assert delivery.facts.task == "a\N{REPLACEMENT CHARACTER}b"
+    assert delivery.facts.task_id == "i" * LONGEST_TEXT_CHARACTERS + "..."

@@ -10,12 +10,7 @@ from support.clock import FakeClock
 from support.factories import RECEIVE_OPTIONS, capacity, send, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.receive.receiver import (
-    ATTEMPT_SECONDS,
-    Attempts,
-    PollState,
-    Receiver,
-)
+from celery_sqs_visibility.delivery.receive.receiver import PollState, Receiver
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -26,7 +21,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReceiveEnded
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, Attempts, PollSchedule
 
 NOW = 1000.0
 

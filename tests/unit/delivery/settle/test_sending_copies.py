@@ -72,8 +72,12 @@ class World:
         return taken
 
     def answer(self, batch):
-        failed = self.copies.batch_threads._send(InProgressBatch(batch, 0, 0))
-        self.copies.conclude(batch, self.clock.monotonic(), failed)
+        self.copies.conclude(batch, self.clock.monotonic(), self.send(batch))
+
+    def send(self, batch):
+        """Make the request, and leave its errors to be concluded."""
+        now = self.clock.monotonic()
+        return self.copies.batch_threads._send(InProgressBatch(batch, now, now))
 
     def work_off(self, requests=10_000):
         for _ in range(requests):
@@ -205,6 +209,37 @@ def test_of_a_lost_original_nothing_more_is_sent(world, lost):
     world.work_off()
     assert world.sent() == numbers(range(10))
     assert len(world.ended[0].left) == 20
+
+
+def test_nothing_is_sent_of_an_original_that_is_lost_while_sqs_is_asked_whether_it_can_be_deleted(world):
+    world.split(30)
+    world.sqs.delete = lambda *_: world.clock.advance(TIMEOUT)
+    world.work_off()
+    assert world.sent() == []
+    assert len(world.ended[0].left) == 30
+
+
+def test_others_go_on_where_one_original_is_lost_while_sqs_is_asked(world):
+    first = world.split(1)
+    world.split(10)
+    first.deadline -= TIMEOUT - SPARE - 1
+    world.sqs.delete = lambda *_: world.clock.advance(SPARE + 1)
+    world.work_off()
+    assert sorted(world.sent()) == numbers(range(10))
+    assert [len(sending.left) for sending in world.ended] == [1, 0]
+
+
+def test_a_thread_that_was_replaced_while_it_asked_sends_nothing_beside_the_other(world):
+    def hang(*_):
+        del world.sqs.delete
+        world.clock.advance(1)
+        world.copies.conclude(batch, world.clock.monotonic(), dict.fromkeys(range(10), UnavailableError("")))
+        world.work_off()
+
+    world.split(10)
+    batch, world.sqs.delete = world.take(), hang
+    assert len(world.send(batch)) == 10
+    assert world.sent() == numbers(range(10))
 
 
 def test_after_a_turn_the_rest_goes_on_as_one_message(world):
