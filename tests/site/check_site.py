@@ -90,6 +90,10 @@ def test_broken_links_end_the_build(tmp_path):
     assert all(each in ended.stderr for each in ("gone.md", "no-heading", "gone.svg")), ended.stderr
 
 
+def test_no_chart_is_shown_as_its_text():
+    assert [page for page in PAGES if "highlight-mermaid" in (SITE / page).read_text()] == []
+
+
 def test_search_finds_the_page_about_the_visibility_timeout_and_opens_it(driver, address):
     driver.get(f"{address}/index.html")
     driver.find_element(By.NAME, "q").send_keys("visibility timeout", Keys.ENTER)
