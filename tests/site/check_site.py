@@ -19,17 +19,6 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.html"))
 AXE = next((ROOT / ".venvs/docs").glob("lib/*/site-packages/axe_playwright_python/axe.min.js")).read_text()
-#: Each kind of text and block that pages have: axe takes seconds for a long page.
-SAMPLE = [
-    "index",
-    "quickstart",
-    "visibility",
-    "options",
-    "architecture",
-    "reference-commands",
-    "search",
-    "genindex",
-]
 THEMES = ["light", "dark"]
 PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
 SECONDS = 60
@@ -39,9 +28,11 @@ LOADED = "return performance.getEntriesByType('resource').map(each => each.name)
 BROKEN = "return [...document.images].filter(each => !each.naturalWidth).map(each => each.src)"
 WIDTH = "return document.documentElement.scrollWidth"
 RULES = ["color-contrast", "image-alt", "link-name", "document-title", "html-has-lang"]
+#: The same hundred links on every page: they are looked at once.
+SIDEBAR = [[".sidebar-drawer"]]
 CONTRAST = """
-const [rules, done] = arguments;
-axe.run({runOnly: rules}).then(found => done(found.violations.flatMap(
+const [leftOut, rules, done] = arguments;
+axe.run({exclude: leftOut}, {runOnly: rules}).then(found => done(found.violations.flatMap(
     each => each.nodes.map(node => each.id + ": " + node.html + node.failureSummary))));
 """
 
@@ -120,10 +111,11 @@ def test_a_page_fits_a_phone_has_its_pictures_and_asks_nobody_else(phone, addres
     assert hosts(phone) == {urlsplit(address).netloc}
 
 
-@pytest.mark.parametrize("page", SAMPLE)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_is_legible_in_both_themes(driver, address, page):
     driver.get(f"{address}/{page}")
     driver.execute_script(AXE)
+    left_out = [] if page == "index.html" else SIDEBAR
     for theme in THEMES:
         driver.execute_script("document.body.dataset.theme = arguments[0]", theme)
-        assert driver.execute_async_script(CONTRAST, RULES) == [], theme
+        assert driver.execute_async_script(CONTRAST, left_out, RULES) == [], theme
