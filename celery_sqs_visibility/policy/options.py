@@ -342,8 +342,8 @@ class Options(ContentOptions, SharedOptions):
         when_lost,
         "What happens to a running task whose message's visibility has lapsed, so that another worker may "
         "run it, too. 'continue': the run goes on, and `self.visibility.lost` is true. 'terminate': the "
-        "worker ends the run, except in the pools threads and solo. Set it to 'terminate' if two runs at once do "
-        "harm.",
+        "worker ends the run, except in the pools threads and solo. Set it to 'terminate' if two runs at "
+        "once do harm.",
     )
     settle_window: float = option(
         0.02,
