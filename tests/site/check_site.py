@@ -19,6 +19,20 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
 PAGES = sorted(str(page.relative_to(SITE)) for page in SITE.rglob("*.html"))
 AXE = next((ROOT / ".venvs/docs").glob("lib/*/site-packages/axe_playwright_python/axe.min.js")).read_text()
+#: Each kind of text and block that pages have. All pages in both themes would take half a minute more.
+SAMPLE = {
+    f"{page}.html"
+    for page in (
+        "index",
+        "quickstart",
+        "visibility",
+        "options",
+        "architecture",
+        "reference-commands",
+        "search",
+        "genindex",
+    )
+}
 THEMES = ["light", "dark"]
 PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
 SECONDS = 60
@@ -112,10 +126,10 @@ def test_a_page_fits_a_phone_has_its_pictures_and_asks_nobody_else(phone, addres
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_legible_in_both_themes(driver, address, page):
+def test_a_page_is_legible(driver, address, page):
     driver.get(f"{address}/{page}")
     driver.execute_script(AXE)
     left_out = [] if page == "index.html" else SIDEBAR
-    for theme in THEMES:
+    for theme in THEMES if page in SAMPLE else THEMES[:1]:
         driver.execute_script("document.body.dataset.theme = arguments[0]", theme)
         assert driver.execute_async_script(CONTRAST, left_out, RULES) == [], theme
