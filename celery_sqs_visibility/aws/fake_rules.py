@@ -1,4 +1,4 @@
-"""What SQS refuses, for the fake: names, queue attributes and messages, in SQS's own codes and words.
+"""Refusals of SQS, for the fake: names, queue attributes and messages, in SQS's own codes and words.
 
 Each rule has a row in tests/conformance/behaviours.jsonl, which names who recorded it.
 """

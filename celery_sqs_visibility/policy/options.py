@@ -118,57 +118,57 @@ class SharedOptions:
         VISIBILITY_TIMEOUT_SECONDS,
         Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
         "How long a received message stays hidden. It is sent with every receive and renewed by the "
-        "heartbeat, so it is also the time after which the message of a killed worker comes back. More than "
-        "SQS's 12 hours count as 12 hours, and a worker warns of it. Lower it for a faster comeback; raise "
-        "it where workers may stand still for longer.",
+        "heartbeat, so it is also the time after which the message of a killed worker comes back. A value "
+        "above SQS's 12 hours counts as 12 hours, with a warning. Lower it for an earlier return; raise it "
+        "if workers may stand still for longer.",
     )
     heartbeat_interval: float = option(
         None,
         Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
-        "How long before its deadline a held message is extended; 0 switches the heartbeat off. Raise it "
-        "where requests to SQS take long or are throttled.",
+        "How long before its deadline a held message is extended; 0 switches the heartbeat off. Raise it if "
+        "requests to SQS are slow or throttled.",
         "visibility_timeout / 3",
     )
     error_visibility_timeout: DelayRule | None = option(
         None,
         delay,
         "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
-        "dotted path of a callable(retries, exc). None: until its visibility timeout ends. Set it where "
-        "retries need other delays than that.",
+        "dotted path of a callable(retries, exc). None: until its visibility timeout ends. Set it if "
+        "retries need other delays.",
     )
     wait_time_seconds: int = option(
         20,
         Seconds(0, WAIT_TIME_SECONDS, whole=True, why=" (SQS's longest poll)"),
-        "How long a poll waits for a message. Lower it only where a proxy cuts off requests that take "
-        "longer: each poll costs a request.",
+        "How long a poll waits for a message. Lower it only if a proxy cuts off longer requests: each poll "
+        "costs a request.",
     )
     polling_interval: float = option(
         0.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long to sleep after an empty poll. At 0, empty polls that end at once are a second apart. Set "
-        "it where fewer requests matter more than a quick start of tasks.",
+        "How long to sleep after an empty poll. With 0, polls that return at once without a message are a "
+        "second apart. Set it if fewer requests matter more than an early start of tasks.",
     )
     polling_interval_max: float = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "The longest sleep after empty polls: it doubles while the queue stays empty, and ends early for a "
-        "message that is expected back. Set it for queues that are seldom used.",
+        "The longest sleep after empty polls: the sleep doubles while the queue stays empty, and ends early "
+        "when a hidden message is due back. Set it for queues that are seldom used.",
         "polling_interval",
     )
     dead_letter_queue: str | None = option(
         None,
         queue_name,
         "Celery's name of a queue for messages that are given up in queues without a redrive policy; looked "
-        "up, or created, when a consumer starts. A redrive policy's own queue goes first. Set it where you "
+        "up, or created, when a consumer starts. A redrive policy's queue overrides it. Set it if you "
         "cannot change the queues' policies.",
     )
     when_exhausted: str = option(
         "delete",
         when_exhausted,
-        "What happens to a message after its last attempt where there is no dead-letter queue. A kept one "
+        "What happens to a message after its last attempt if there is no dead-letter queue. A kept message "
         "comes back every hour, without a run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's `when_exhausted` goes first. Set it to 'keep' where no message may be deleted "
-        "unseen.",
+        "behind it. A task's own `when_exhausted` overrides it. Set it to 'keep' if no message may be "
+        "deleted unseen.",
     )
 
     def __post_init__(self) -> None:
@@ -274,9 +274,8 @@ class ContentOptions:
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
         Whole(MESSAGE_BYTES, floats=False),
-        "The most bytes of a compressed message's body after decompression; one with its payload in S3 may "
-        "have 64 MiB. A larger one is a bad message. Raise it for larger tasks, and give workers the "
-        "memory.",
+        "The most bytes of a compressed message's body after decompression; a payload in S3 may have 64 "
+        "MiB. A larger message is a bad message. Raise it for larger tasks, and give workers enough memory.",
     )
     containers_max: int = option(
         CONTAINERS,
@@ -320,8 +319,8 @@ class Options(ContentOptions, SharedOptions):
     metrics: tuple[str, ...] | None = option(
         None,
         ExporterNames(),
-        "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose "
-        "where the metrics go.",
+        "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose the "
+        "destination of the metrics.",
         "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
     sample_queues: float | None = option(
@@ -329,7 +328,7 @@ class Options(ContentOptions, SharedOptions):
         Seconds(10, 3600, zero=True),
         "How often a worker with metrics asks SQS for the number of messages in its queues, and CloudWatch "
         "for the age of the oldest; 0: never. With `coordination_store` one worker asks for all, without it "
-        "each does. Raise it, or set 0, to save these requests.",
+        "each does. Raise it to save requests, or set 0 to make none.",
         f"{SAMPLE_SECONDS:g} with `coordination_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
     shutdown_timeout: float = option(
@@ -342,8 +341,9 @@ class Options(ContentOptions, SharedOptions):
         "continue",
         when_lost,
         "What happens to a running task whose message's visibility has lapsed, so that another worker may "
-        "run it too: it goes on, and `self.visibility.lost` says so, or it is ended (not in threads and "
-        "solo). Set it to 'terminate' where two runs at once do harm.",
+        "run it, too. 'continue': the run goes on, and `self.visibility.lost` is true. 'terminate': the "
+        "worker ends the run, except in the pools threads and solo. Set it to 'terminate' if two runs at "
+        "once do harm.",
     )
     settle_window: float = option(
         0.02,
@@ -363,21 +363,21 @@ class Options(ContentOptions, SharedOptions):
         True,
         flag,
         "Whether publications to a queue at the same time, in threads or greenlets of a process, share "
-        "requests: see [publishing many](publishing-many.md#from-several-threads). Unset it where each "
-        "publication has to be a request of its own.",
+        "requests: see [publishing many](publishing-many.md#from-several-threads). Set it to False if each "
+        "publication must be a request of its own.",
     )
     queues: Entries = option(
         {},
         queue_entries,
         "Options of some queues, by Celery's name or a glob: see [several queues](several-queues.md). A "
-        "queue's own name goes before globs; of several globs the first match counts. Set it where queues "
-        "differ in their timeouts, polls or limits.",
+        "queue's own name overrides globs; of several globs the first match counts. Set it if queues differ "
+        "in timeouts, polls or limits.",
     )
     queue_order: Order = option(
         None,
         OneOf(ORDERS),
         "The queue whose message is run next: each in turn, the one that `queues` lists first, or by "
-        "`weight`: see [several queues](several-queues.md). Set it where some queues are more urgent than "
+        "`weight`: see [several queues](several-queues.md). Set it if some queues are more urgent than "
         "others.",
         "'fair', or 'weighted' if a queue has a weight",
     )
@@ -392,62 +392,62 @@ class Options(ContentOptions, SharedOptions):
     exclusive_ttl: float = option(
         TTL_SECONDS,
         Seconds(1, LONGEST_TTL_SECONDS),
-        "How long the key of an exclusive task counts as processed after a run has succeeded. A task's "
-        "`exclusive_ttl` goes first. Lower it where the same key may be processed again sooner.",
+        "How long the key of an exclusive task counts as processed after a run has succeeded. A task's own "
+        "`exclusive_ttl` overrides it. Lower it if the same key may be processed again sooner.",
     )
     message_adapter: str | None = option(
         None,
         dotted_path,
         "The dotted path of a callable(body, attributes) that makes tasks of messages that are not "
         "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers "
-        "import it. Set it where other programs send to the queue.",
+        "import it. Set it if other programs send to the queue.",
     )
     payload_store: ReadablePayloads | None = option(
         None,
         payload_store,
         "The place in S3 for payloads of messages that are too large for SQS, in the format of Amazon's "
         "extended client: `s3://BUCKET`, or `s3://BUCKET/PREFIX/` where several apps share a bucket. "
-        "Producers and workers need it. No other payloads are read: a worker's prefix is its producers', or "
-        "a beginning of it. Set it where tasks may have more than 1 MiB of arguments.",
+        "Producers and workers need it. Workers read no other payloads: a worker's prefix must be the "
+        "producers' prefix, or its beginning. Set it if tasks may have more than 1 MiB of arguments.",
     )
     payload_threshold: int = option(
         MESSAGE_BYTES,
         Whole(0, MESSAGE_BYTES, floats=False, unit=" bytes (SQS's largest message)"),
-        "Messages with more bytes than this, attributes included, have their payload in S3; so have those "
-        "beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
+        "Messages with more bytes than this, attributes included, have their payload in S3; so have "
+        "messages beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
     )
     http_address: HTTPAddress | None = option(
         None,
         http_address,
         "The address at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
         "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' for "
-        "all that reach it. Without it there is none. Set it for Prometheus, or for probes from other hosts; "
-        "probes on the same host need none.",
+        "all hosts that reach it. Without the option there is no address. Set it for Prometheus, or for "
+        "probes from other hosts; probes on the same host need none.",
     )
     http_allowed_hosts: tuple[str, ...] = option(
         (),
         host_names,
-        "More names that a request to that address may have in its `Host` header; `.example.com` stands for "
-        "all names that end so, `*` for all ([health](health.md#over-http)). Set it where a public name "
-        "leads to the worker.",
+        "Further names that are allowed in the `Host` header of a request to `http_address`; `.example.com` "
+        "allows all names with this ending, `*` all names ([health](health.md#over-http)). Set it if a "
+        "public name leads to the worker.",
     )
     region: str | None = option(
         None,
         text,
         "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning. Set "
-        "it where the environment names none, or another.",
+        "it if the environment names no region, or another.",
     )
     is_secure: bool = option(
         None,
         flag,
-        "Whether to use TLS for an endpoint that the URL gives as host and port. Set it where that endpoint "
+        "Whether to use TLS for an endpoint that the URL gives as host and port. Set it if that endpoint "
         "speaks HTTPS.",
         "False",
     )
     queue_name_prefix: str = option(
         "",
         text,
-        "The beginning of the name of every queue that is not predefined. Set it where several environments "
+        "The beginning of the name of every queue that is not predefined. Set it if several environments "
         "share an account.",
     )
     predefined_queues: Mapping[str, PredefinedQueue] = option(
@@ -455,39 +455,39 @@ class Options(ContentOptions, SharedOptions):
         parse_predefined_queues,
         "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and, if wanted, 'region', "
         "'access_key_id', 'secret_access_key', 'session_token', 'sts_role_arn', 'external_id', "
-        "'backoff_policy', 'backoff_tasks'. With it there are no other queues, and none is created. Set it "
-        "where others create the queues, or queues are in several places.",
+        "'backoff_policy', 'backoff_tasks'. With this option there are no other queues, and none is "
+        "created. Set it if others create the queues, or if queues are in several regions or accounts.",
     )
     queue_owner: str | None = option(
         None,
         account,
-        "The AWS account that owns the queues: its 12 digits, as text. No queue is created then. Set it "
-        "where the queues are in another account.",
+        "The AWS account that owns the queues: its 12 digits, as text. No queue is created then. Set it if "
+        "the queues are in another account.",
     )
     sqs_creation_attributes: Mapping[str, str] = option(
         {},
         queue_attributes,
         "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
-        "mapping. Those of FIFO queues are for FIFO queues alone. Set it for encryption, or a retention of "
-        "your own.",
+        "mapping. Attributes of FIFO queues apply to FIFO queues only. Set it for encryption, or a "
+        "retention of your own.",
     )
     queue_tags: Mapping[str, str] = option(
         {},
         tags,
-        "Tags for queues that are created. Set it where costs or permissions go by tags.",
+        "Tags for queues that are created. Set it if costs or permissions depend on tags.",
     )
     supports_fanout: bool = option(
         False,
         flag,
-        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise they are refused. "
+        "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise both are refused. "
         "Set it to use them.",
     )
     predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
         {},
         parse_predefined_exchanges,
         "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
-        "'access_key_id', 'secret_access_key', 'session_token'. With it no topic is created, and no "
-        "subscription swept. Set it where others create the topics.",
+        "'access_key_id', 'secret_access_key', 'session_token'. With this option no topic is created, and "
+        "no subscription is swept. Set it if others create the topics.",
     )
     client_config: Mapping[str, Any] = option(
         {},
@@ -499,24 +499,24 @@ class Options(ContentOptions, SharedOptions):
         None,
         message_attributes,
         "Attributes to receive with each message: a list of system attributes, or a mapping with "
-        "'MessageSystemAttributeNames' and 'MessageAttributeNames'. Set it where a task or adapter reads "
-        "more than it is given.",
+        "'MessageSystemAttributeNames' and 'MessageAttributeNames'. Set it if a task or adapter reads "
+        "further attributes.",
     )
     sqs_base64_encoding: bool = option(
         True,
         flag,
-        "Whether sent messages are base64-encoded, as kombu does; both kinds are understood. Unset it to "
-        "save a quarter of the bytes, once every consumer reads both.",
+        "Whether sent messages are base64-encoded, as kombu does; both kinds are understood. Set it to "
+        "False to save a quarter of the bytes, once every consumer reads both.",
     )
     sts_role_arn: str | None = option(
         None,
         text,
-        "A role to assume. Set it where the process's own credentials may not use the queues.",
+        "A role to assume. Set it if the process's own credentials lack permission to use the queues.",
     )
     external_id: str | None = option(
         None,
         text,
-        "The external id that the role's trust policy asks for. Set it where that policy has one.",
+        "The external id that the role's trust policy asks for. Set it if that policy has one.",
     )
     sts_token_timeout: int = option(
         900,
@@ -528,7 +528,7 @@ class Options(ContentOptions, SharedOptions):
         0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS - 1, whole=True),
         "How long before their end the role's credentials are renewed; less than `sts_token_timeout`. Raise "
-        "it where requests fail with expired credentials.",
+        "it if requests fail with expired credentials.",
     )
 
     @classmethod

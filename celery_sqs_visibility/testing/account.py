@@ -33,7 +33,7 @@ class LetterFacts:
 
 @dataclass
 class MessageAccount:
-    """What became of the message, or messages, of one task id.
+    """The history of the message, or messages, of one task id.
 
     A message that SQS itself moves to the dead-letter queue makes no event: see `TurnedTime.dead_letters`.
 

@@ -504,7 +504,7 @@ def _run_one(test: Test, sim: Simulation) -> int:
 
 
 def _failures_of_pytest() -> list[type[BaseException]]:
-    """What `pytest.fail` raises, which is no `Exception`; empty without pytest."""
+    """The exception of `pytest.fail`, which is no `Exception`; empty without pytest."""
     pytest = sys.modules.get("pytest")
     return [] if pytest is None else [pytest.fail.Exception]
 

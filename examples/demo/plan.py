@@ -69,16 +69,16 @@ def plans(webhooks: str, visibility_timeout: float) -> list[Plan]:
     chapters = 4
     return [
         Plan(
-            f"report of {2.4 * visibility_timeout:g} s",
+            f"report of {1.6 * visibility_timeout:g} s",
             "proj.tasks.build_report",
-            (chapters, 2.4 * visibility_timeout / chapters),
+            (chapters, 1.6 * visibility_timeout / chapters),
             result=f"{chapters} chapters",
             extended=True,
         ),
         Plan("child killed once", "demo.app.crash_once", (), gaps=(1,), result="survived"),
-        webhook("/shaky", gaps=(1, 3)),
+        webhook("/shaky", gaps=(1, 2)),
         webhook("/busy", gaps=(2,)),
-        webhook("/broken", gaps=(1, 3, 8), outcome=DEAD),
+        webhook("/broken", gaps=(1, 2, 4), outcome=DEAD),
         webhook("/gone", outcome=DEAD),
         imported("monday", "1000 orders"),
         imported("tuesday", "1500 orders"),

@@ -113,7 +113,7 @@ class RefusedError(WebhookError):
 
 
 @app.task(
-    error_visibility_timeout=[1, 3, 8],
+    error_visibility_timeout=[1, 2, 4],
     max_retries=3,
     dont_autoretry_for=(RefusedError,),
 )

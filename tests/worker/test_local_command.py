@@ -16,6 +16,10 @@ from support.worker import WorkerProcess
 
 LINE = re.compile(r"^export (.*)$", re.MULTILINE)
 
+SERVICES = ["sqs", "s3", "sns", "dynamodb", "sts", "kms", "cloudwatch"]
+#: Packages of `moto[server]` that the extra `local` leaves out.
+LEFT_OUT = ["antlr4", "aws_xray_sdk", "cfnlint", "graphql", "joserfc", "openapi_spec_validator", "pyparsing"]
+
 
 def serving(log, port="0"):
     """A process of `celery sqs local`."""
@@ -80,3 +84,9 @@ def test_without_moto_a_sentence_names_the_extra():
     command = [sys.executable, "-c", program, "sqs", "local", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "celery_sqs_visibility[local]" in done.stderr) == (1, True), done.stderr
+
+
+def test_its_services_need_no_package_that_the_extra_leaves_out():
+    left_out = f"import sys; sys.modules.update(dict.fromkeys({LEFT_OUT}))"
+    served = f"from moto import server, backends; [backends.get_backend(name) for name in {SERVICES}]"
+    subprocess.run([sys.executable, "-c", f"{left_out}; {served}"], check=True)

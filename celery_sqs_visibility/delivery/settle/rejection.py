@@ -112,7 +112,7 @@ class Rejection:
         return first
 
     def _what_follows(self, queue: Queue, settlement: Settlement) -> str:
-        """What becomes of a message that is refused, for the log."""
+        """The fate of a refused message, for the log."""
         policy = self._redrive.peek(queue)
         if isinstance(settlement, DeadLetter):
             if self._redrive.has_dead_letter_queue(queue):
