@@ -99,7 +99,7 @@ class Supply:
 
     @property
     def left(self):
-        return sum(len(self._sqs._queues[url]) for url in self._stock)
+        return sum(len(self._sqs._queues[url].messages) for url in self._stock)
 
     def work(self, consumer):
         """What the threads do: settle what is due, then poll."""

@@ -68,7 +68,7 @@ class Stock(cost_run.Supply):
             while threads.send_next():
                 worlds.advance(worlds.LATENCY_SECONDS)
         for receiver in consumer._receivers.all():
-            if len(self._sqs._queues[receiver.queue.url]):
+            if self._sqs._queues[receiver.queue.url].messages:
                 receiver._poll_when_due()
 
     def idle(self, consumer, seconds):
@@ -277,7 +277,7 @@ def retries(measure, size):
     consumer.settle()
     measure.weigh()
     (receiver,) = consumer.own._receivers.all()
-    while len(measure.sqs._queues[consumer.queue.url]):
+    while measure.sqs._queues[consumer.queue.url].messages:
         worlds.advance(max(0.0, receiver._schedule.next_poll() - worlds.Clock.monotonic()))
         receiver._expect_what_is_due(worlds.Clock.monotonic())
         consumer.take()
