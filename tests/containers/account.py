@@ -17,6 +17,7 @@ from support.processes import wait_until
 from celery_sqs_visibility import publish_batch
 
 DONE, DEAD, NEVER, ONE = "done", "dead letter", "not run", "done once for its exclusive key"
+MOVED = "moved by SQS"
 NOT_STORED = re.compile(r"\[(\S+)\] failed at attempt \d+ of \d+ and comes back when its visibility")
 KEY = re.compile(r"\b[a-z_]+-\d+\b")
 
@@ -62,6 +63,8 @@ class Account:
     reasons: dict[str, str] = field(default_factory=dict)
     seconds: float | None = None
     since: float = field(default_factory=time.monotonic)
+    letters: list[dict[str, Any]] = field(default_factory=list)
+    moved: set[str] = field(default_factory=set)
 
     def send(self, kind: str, count: int, *args: Any, **kwargs: Any) -> list[str]:
         """Send so many messages of a task, in turn to both queues; their keys."""
@@ -143,17 +146,22 @@ class Account:
             messages.setdefault(entry["key"], set()).add(entry["message"])
         return {key for key, ids in messages.items() if len(ids) > 1}
 
-    def wait(self, timeout: float) -> None:
-        """Wait until both queues are empty, and all that should be done is."""
-        wanted = {key for key, ending in self.sent.items() if ending == DONE}
-        undone = set(wanted)
+    def wait(self, timeout: float, *, deadly: bool = False) -> None:
+        """Wait until both queues are empty, and all that should be done is.
+
+        Beside a `deadly` message SQS may move others, which were received with it each time.
+        """
+        undone = {key for key, ending in self.sent.items() if ending == DONE}
 
         def settled() -> bool:
             undone.difference_update(self.runs("done"))
-            return not undone and not self.fleet.waiting()
+            if undone and deadly:
+                self.moved |= {key for key, reason in self._reasons() if key in undone and reason == MOVED}
+            return undone <= self.moved and not self.fleet.waiting()
 
         def what() -> str:
-            return f"an end of {sorted(undone)[:20]} and others; {self.fleet.waiting()} are in the queues"
+            left = sorted(undone - self.moved)[:20]
+            return f"an end of {left} and others; {self.fleet.waiting()} are in the queues"
 
         wait_until(settled, timeout, what)
 
@@ -187,7 +195,8 @@ class Account:
         again = {*again, *(step for key in {*again, *failing} for step in self.steps.get(key, []))}
         several = sorted(self.of_several_messages())
         assert twice <= again, f"run more than once: {sorted(twice - again)}; of several messages: {several}"
-        wrong = {key: reason for key, reason in self.reasons.items() if self.sent.get(key) != DEAD}
+        may_be_dead = {key for key, ending in self.sent.items() if ending == DEAD} | self.moved
+        wrong = {key: reason for key, reason in self.reasons.items() if key not in may_be_dead}
         assert not wrong, f"dead letters that should not be: {wrong}"
         ended = sum(map(bool, done.values()))
         return Row(
@@ -203,6 +212,8 @@ class Account:
 
     def _has_ended(self, key: str, started: Counter[str], done: Counter[str]) -> bool:
         ending = self.sent[key]
+        if key in self.moved:
+            return key in self.reasons
         if ending == ONE:
             (same_key,) = (keys for keys in self.exclusive if key in keys)
             return any(done[each] for each in same_key)
@@ -214,13 +225,14 @@ class Account:
         return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items())) or "-"
 
     def _reasons(self) -> Iterator[tuple[str, str]]:
-        for letter in self.fleet.dead_letters():
+        self.letters += self.fleet.dead_letters()
+        for letter in self.letters:
             attributes = {
                 name: value["StringValue"] for name, value in letter.get("MessageAttributes", {}).items()
             }
             yield (
                 self._key(letter["Body"], attributes),
-                attributes.get("reason", "moved by SQS").partition(":")[0],
+                attributes.get("reason", MOVED).partition(":")[0],
             )
 
     def _key(self, body: str, attributes: dict[str, str]) -> str:

@@ -175,7 +175,7 @@ def test_a_message_takes_more_memory_than_the_container_has(make_fleet, tell):
     account.send_mix(100)
     bombs = account.send("bomb", 1, [{"a": {}}] * 240_000)
     account.send_mix(100)
-    account.wait(240)
+    account.wait(240, deadly=True)
     account.send("quick", 20)
     account.wait(60)
     assert worker.restarts or bombs[0] in account.cut_short()
