@@ -194,6 +194,10 @@ def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
     )
 
 
+#: Names of services that are no abbreviations.
+_NAMES: Final = {"cloudwatch": "CloudWatch", "dynamodb": "DynamoDB"}
+
+
 def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str = "sqs") -> str:
     """Return the sentence for a request that was not answered, or not sent."""
     code, reason = type(exc).__name__, str(exc).rstrip(".")
@@ -206,7 +210,7 @@ def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str =
     if cls is TLSError:
         remedies = [remedy for name, remedy in _TLS_REMEDIES.items() if name in reason]
         return f"{action} got no answer over TLS: {'; '.join((reason, *remedies))}"
-    return f"{action} got no answer from {service.upper()}: {_reason_of_silence(exc)}"
+    return f"{action} got no answer from {_NAMES.get(service, service.upper())}: {_reason_of_silence(exc)}"
 
 
 def _reason_of_silence(exc: Exception) -> str:

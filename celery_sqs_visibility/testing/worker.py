@@ -6,28 +6,37 @@ run as in Celery's solo pool.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery
 from celery.worker import state
 
+from celery_sqs_visibility.aws.object_store import no_op
+from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.arrivals import Arrivals
+from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.receive.decoder import Decoder
+from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
+from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receivers
 from celery_sqs_visibility.delivery.settlements import Release, Renew, Settlement
+from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Extended, Lost, Superseded, subscribe
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import eta_of
 from celery_sqs_visibility.worker.key_leases import KeyLeases
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 
 
 class Keys(KeyLeases):
@@ -111,10 +120,13 @@ class Worker(DeliveryHolder):
         self.name = context.worker_name
         self.frozen = self.dead = False
         self._runs = WorkerRuns(app, context, clock)
-        decoder = Decoder(
+        self._decoder = Decoder(
             context.decode_for_worker, options.for_queue, clock, self, options.readable_payloads
         )
-        self._arrivals = Arrivals(decoder, self, Handing(self._run), self._give_back)
+        self._to_fetch: list[tuple[Delivery, PayloadPointer, ReceivedMessage]] = []
+        self._arrivals = Arrivals(
+            self._decoder, self, Handing(self._run), self._give_back, lambda *one: self._to_fetch.append(one)
+        )
 
     def take(self, queue: Queue) -> bool:
         """Receive a message, run its task, and settle it; whether there was one."""
@@ -122,7 +134,10 @@ class Worker(DeliveryHolder):
         self.redrive.get(queue, now)
         messages = queue.sqs.receive(queue.url, 1, 0, self._context.receive_options_of(queue.name))
         self.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
-        for one in self._arrivals.decode(queue, messages, now, now):
+        arrived = self._arrivals.decode(queue, messages, now, now)
+        while self._to_fetch:
+            arrived += self._fetched(*self._to_fetch.pop())
+        for one in arrived:
             one.dispatch(one, True)
         self.send_all()
         return bool(messages)
@@ -170,6 +185,19 @@ class Worker(DeliveryHolder):
         if (seconds := (eta_of(payload["headers"]) or 0.0) - self._clock.wall()) > 0:
             self._wait(seconds)
         self._runs.run(delivery, payload)
+
+    def _fetched(
+        self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage
+    ) -> list[BufferedMessage]:
+        """The message with its payload, as the threads that fetch bring it."""
+        payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
+        content: ReadContent
+        try:
+            whole: ReceivedMessage = {**message, "Body": fetch(payloads.objects, pointer, no_op)}
+            content = self._decoder.content(delivery.queue, whole)
+        except UnreadableError as error:
+            content = error
+        return self._arrivals.fetched(delivery, content, message)
 
     def _give_back(self, delivery: Delivery) -> None:
         delivery.settle(Release())

@@ -130,7 +130,7 @@ class World:
         enter(replaced(broker_clients, "shared_sqs", lambda _settings: self.sqs))
         enter(replaced(broker_context, "payloads_of", self._payloads_of))
         refuse_on_other_tasks(app.tasks.values())
-        self._context = self._new_context("producer")
+        self._context = self._new_context(app, "producer")
         enter(replaced(Transport, "context", property(lambda _connection: self._context)))
         names = queue_names(app, self._options)
         Creation(self.sqs).run(plan_queues(names, self._options, max_retries_by_queue(app)))
@@ -144,7 +144,7 @@ class World:
         if self._app is None:
             raise RuntimeError("no app is known before the first task is sent")
         self._made += 1
-        context = self._new_context(f"worker {self._made}")
+        context = self._new_context(self._app, f"worker {self._made}")
         worker = self._make_worker(self._app, context, self.clock, self._leases, self.pass_time)
         self.workers.append(worker)
         return worker
@@ -221,14 +221,13 @@ class World:
     def _next_message(self) -> float:
         return min((self.sqs.next_change(queue.url) for queue in self.queues), default=math.inf)
 
-    def _new_context(self, name: str) -> BrokerContext:
+    def _new_context(self, app: Celery[Any], name: str) -> BrokerContext:
         context = BrokerContext(self._broker, self._options)
         context.worker_name = name
         if self._options.coordination_store is not None:
             store = GuardedStore(self._store, start_thread, self.clock)
             vars(context)["coordination_store"] = store  # a cached property
-        if self._app is not None:
-            take_events(self._app, context)
+        take_events(app, context)
         return context
 
     def _payloads_of(self, _settings: Any, options: Any) -> PayloadStore | None:

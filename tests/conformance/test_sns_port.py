@@ -109,3 +109,16 @@ def test_settings_that_botocore_refuses_are_an_error_of_ours():
     settings = ClientSettings("us-east-1", "no URL", access_key_id="key", secret_access_key="secret")
     with pytest.raises(SQSError, match="no URL"):
         SNS(settings).create_topic("t", {}, {})
+
+
+def test_a_fifo_topic_keeps_group_and_order_and_leaves_duplicates_out(site):
+    sqs, sns = site
+    name = f"{unique()}.fifo"
+    source = Queue(name, sqs.create_queue(name, {"FifoQueue": "true"}, {}), sqs)
+    topic = Topic("news.fifo", sns.create_topic(name, {"FifoTopic": "true"}, TAGS), sns)
+    subscribe(source, topic)
+    for body, deduplication_id in (("a", "1"), ("b", "2"), ("b", "2")):
+        sns.publish(topic.arn, OutgoingMessage(body, group_id="g", deduplication_id=deduplication_id))
+    messages = receive(source)
+    assert [each["Body"] for each in messages] == ["a", "b"]
+    assert {each["Attributes"]["MessageGroupId"] for each in messages} == {"g"}

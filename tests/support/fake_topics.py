@@ -42,7 +42,8 @@ class FakeSNS:
                 except QueueDoesNotExistError:
                     continue
                 assert topic_arn in self.sqs.queue_attributes(url, ["Policy"])["Policy"]
-                self.sqs.send(url, OutgoingMessage(message.body, message.attributes))
+                of_fifo = (message.group_id, message.deduplication_id) if queue.endswith(".fifo") else ()
+                self.sqs.send(url, OutgoingMessage(message.body, message.attributes, None, *of_fifo))
         return "id"
 
     def subscribe(self, topic_arn, queue_arn):

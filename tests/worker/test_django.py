@@ -27,9 +27,10 @@ class Shop:
 
     def __init__(self, queue, endpoint, tmp_path):
         self.database = tmp_path / "shop.sqlite3"
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])
         self.env = {
             "DJANGO_SETTINGS_MODULE": "shop.settings",
-            "PYTHONPATH": os.pathsep.join(map(str, (EXAMPLE, TESTS.parent))),
+            "PYTHONPATH": os.pathsep.join(map(str, (EXAMPLE, TESTS.parent, *inherited))),
             "AWS_ENDPOINT_URL_SQS": endpoint,
             "AWS_DEFAULT_REGION": "us-east-1",
             "SHOP_DATABASE": str(self.database),

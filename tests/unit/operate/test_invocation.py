@@ -6,6 +6,7 @@ import sys
 
 import click
 import pytest
+from celery import Celery
 
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -17,6 +18,7 @@ from celery_sqs_visibility.operate.invocation import (
     CommandError,
     NotPermittedError,
     UnavailableCommandError,
+    broker_of,
     counted,
     errors_as_sentences,
     own_command,
@@ -55,3 +57,13 @@ def test_an_error_of_ours_is_a_sentence_with_an_exit_status(error, shown):
     with pytest.raises(shown) as raised, errors_as_sentences():
         raise error
     assert raised.type is shown
+
+
+def test_an_app_on_another_broker_is_told_which_transport_to_set():
+    app = Celery("elsewhere", broker="memory://", set_as_current=False)
+    with (
+        pytest.raises(CommandError, match="set broker_transport = 'celery_sqs_visibility'"),
+        broker_of(app),
+    ):
+        pass
+    app.close()

@@ -21,6 +21,7 @@ def run(monkeypatch):
 
     for name in ("proj.add", "proj.ordered"):
         app.task(name=name, shared=False)(add)
+    app.task(name="proj.untyped", shared=False, typing=False)(add)
     app.finalize()
     yield lambda *args: CliRunner().invoke(message, args, obj=SimpleNamespace(app=app))
     close_app(app)
@@ -62,3 +63,9 @@ def test_a_fifo_queue_has_a_group_and_a_deduplication_id_and_no_delay(run):
 def test_a_task_that_would_not_run_is_refused(run, args, status, sentence):
     done = run(*args)
     assert (done.exit_code, sentence in done.stderr) == (status, True), done.stderr
+
+
+def test_of_a_task_whose_arguments_celery_does_not_check_they_are_taken_as_they_are(run):
+    done = run("proj.untyped", "--args", "[1, 2, 3, 4]", "--json")
+    body = json.loads(json.loads(done.stdout)["MessageBody"])["body"]
+    assert json.loads(body)[0] == [1, 2, 3, 4]

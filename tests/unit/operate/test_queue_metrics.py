@@ -59,3 +59,10 @@ def test_cloudwatch_answers_over_boto3(emulator, monkeypatch):
     cloudwatch = CloudWatch(ClientSettings("us-east-1"))
     assert cloudwatch.values(metrics, span) == [[42.0], []]
     assert cloudwatch.location().endpoint == emulator.url
+
+
+def test_cloudwatch_that_cannot_be_reached_is_unavailable(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", "http://127.0.0.1:9")
+    settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+    with pytest.raises(UnavailableError, match="no answer from CloudWatch"):
+        CloudWatch(settings).values([QueueMetric("q", OLDEST, "Maximum")], Span(0, 300, 60))

@@ -14,7 +14,9 @@ from support.badmessages import encoded, envelope, old_body
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
+from celery_sqs_visibility.delivery.settlements import Delete, Release
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
+from celery_sqs_visibility.events import Released, subscribe
 
 OLD = old_body(task="note", args=["a"])
 
@@ -375,3 +377,26 @@ def test_a_body_that_is_not_compressed_as_it_says_is_a_dead_letter(world):
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     assert len(world.letters()) == 1
     assert world.ran == []
+
+
+def test_a_message_is_hidden_for_longer_without_a_lease_too_and_settled_once(world):
+    handler, now = world.handler(), world.clock.monotonic()
+    world.send("a")
+    ((delivery, _, _),) = handler._decoded(world.event()["Records"], now + 60)
+    assert delivery.holder.extend(delivery, now + 100)
+    assert delivery.settle(Release())
+    assert not delivery.settle(Delete())
+    assert world.changes() == [100, 0]
+    assert delivery.holder.done == set()
+
+
+def test_what_was_not_run_and_sqs_does_not_show_is_told_and_not_taken_for_given_back(world, caplog):
+    released = []
+    end = subscribe(released.append, Released)
+    world.send("a", "b", "c", seconds=20)
+    world.sqs.fail_next(CHANGES, AccessDeniedError("no right"))
+    assert world.invoke(seconds=42) == ["c"]
+    assert "cannot hide or release messages of queue 'q'" in caplog.text
+    assert world.invoke() == []
+    assert released == []
+    end()

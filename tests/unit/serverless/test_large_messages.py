@@ -107,3 +107,17 @@ def test_without_a_bucket_a_pointer_is_a_dead_letter_that_says_so(make):
     send(world, "a")
     assert world.invoke() == []
     assert "set payload_store to 's3://payloads'" in dead_letter(world)[1]
+
+
+def test_a_payload_that_comes_when_the_invocation_is_nearly_over_is_not_run(world, monkeypatch, caplog):
+    get = world.payloads.get
+
+    def slow(key, most, progress):
+        world.clock.advance(59.5)
+        return get(key, most, progress)
+
+    send(world, "a")
+    monkeypatch.setattr(world.payloads, "get", slow)
+    assert world.invoke(seconds=60) == ["a"]
+    assert world.ran == []
+    assert "error=GetObject did not end before the invocation)" in caplog.text

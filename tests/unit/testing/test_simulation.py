@@ -357,3 +357,27 @@ def test_the_public_names_are_all_there():
     assert all(hasattr(testing, name) for name in testing.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         testing.nothing  # noqa: B018
+
+
+def test_an_exclusive_run_that_is_handed_back_runs_again_at_once(app, now):
+    @app.task(max_retries=5, error_visibility_timeout=10, exclusive=lambda args, _: args[0])
+    def pay(order):
+        now["sim"].effect(order)
+
+    test, seen = simulated(now, pay, faults=[Fault.DEPLOY], seeds=60)
+    test()
+    handed_back = [sim for sim in seen if "hands the message back" in sim.story()]
+    assert handed_back
+    assert {sim.clock.passed for sim in handed_back} == {0}
+
+
+def test_a_queue_that_keeps_its_messages_has_no_redrive(app, now):
+    app.conf.broker_transport_options = {"dead_letter_queue": "orders"}  # its own queue is the dead letters'
+
+    @app.task
+    def pay(order):
+        now["sim"].effect(order)
+
+    test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.REDRIVE], seeds=20)
+    test()
+    assert not any("operator" in sim.story() for sim in seen)

@@ -11,6 +11,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_visibility import ExponentialBackoff
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.testing import turned_time, world
+from celery_sqs_visibility.testing.world import World
 
 
 def quick():
@@ -184,3 +185,46 @@ def test_an_app_on_another_broker_and_a_second_app_are_refused(app, fails):
         turned.run(fails.s())
         with pytest.raises(ImproperlyConfigured, match="tasks of one app"):
             turned.run(second.task(quick).s())
+
+
+def test_before_the_first_task_no_worker_can_start():
+    with World() as empty, pytest.raises(RuntimeError, match="no app is known before the first task is sent"):
+        empty.new_worker()
+
+
+def test_without_dead_letters_none_is_moved_back(app):
+    with World() as empty:
+        empty.send(app.task(quick).s())
+        empty.work()
+        assert empty.redrive() == 0
+        assert [call for call in empty.sqs.calls if call[0] == "StartMessageMoveTask"] == []
+
+
+def test_a_large_message_goes_by_a_bucket_in_memory(app):
+    app.conf.broker_transport_options = {"payload_store": "s3://payloads/celery/"}
+    sizes = []
+
+    @app.task
+    def measure(text):
+        sizes.append(len(text))
+
+    with World() as small:
+        small.send(measure.s("x" * 2_000_000))
+        (body,) = small.sqs.bodies(small.queues[0].url)
+        assert len(body) < 1000
+        small.work()
+    assert sizes == [2_000_000]
+
+
+def test_a_large_message_whose_payload_is_gone_is_a_dead_letter(app):
+    app.conf.broker_transport_options = {"payload_store": "s3://payloads/celery/"}
+
+    @app.task
+    def measure(text): ...
+
+    with World() as small:
+        small.send(measure.s("x" * 2_000_000))
+        small._objects.objects.clear()
+        small.work()
+        (letter,) = small.dead_letters()
+    assert "is gone" in letter["MessageAttributes"]["reason"]["StringValue"]

@@ -328,3 +328,14 @@ def test_an_instant_for_which_memory_lacks_is_no_fault_of_its_message(monkeypatc
     monkeypatch.setattr(validation, "maybe_iso8601", lack)
     with pytest.raises(MemoryError):
         validation._is_instant("2026-01-01T12:00:00")
+
+
+def test_keyword_arguments_of_other_serializers_have_names_too():
+    for kwargs in ({1: 2}, {"a": 1, 2: 3}):
+        message = SimpleNamespace(
+            headers={"task": badmessages.TASK, "id": "a"},
+            properties={},
+            payload=[[], kwargs, dict(validation.NOTHING_EMBEDDED)],
+        )
+        with pytest.raises(InvalidTaskError, match="'kwargs' should be an object with names"):
+            validate(message, app.tasks)

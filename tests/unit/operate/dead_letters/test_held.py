@@ -44,3 +44,12 @@ def test_what_sqs_does_not_give_back_is_counted(site):
     site.receive()
     site.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("gone"))
     assert (site.held.release(), str(site.held.problem)) == (1, "gone")
+
+
+def test_of_a_batch_sqs_may_refuse_single_messages(site):
+    for _ in range(3):
+        site.add()
+    site.receive()
+    site.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("busy"), 1)
+    assert (site.held.release(), str(site.held.problem)) == (1, "busy")
+    assert len(site.messages(site.letters)) == 2

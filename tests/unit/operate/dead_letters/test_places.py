@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError, UnavailableError
 from celery_sqs_visibility.operate.dead_letters import moves
 from celery_sqs_visibility.operate.dead_letters.moves import move_all
 from celery_sqs_visibility.operate.dead_letters.session import find_place
@@ -81,3 +82,42 @@ def test_a_task_that_ended_before_is_not_taken_for_the_one_that_begins(site, mon
     else:
         with pytest.raises(CommandError, match="does not list the task"):
             move_all(site.place, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (
+            MoveTask("FAILED", 1, 2, failure="AccessDenied"),
+            "moved 1 message, and then: FAILED, AccessDenied",
+        ),
+        (MoveTask("CANCELLED", 2, 3), "SQS moved 2 messages, and then: CANCELLED, no reason given"),
+        (KeyboardInterrupt(), "SQS goes on moving the messages; this command no longer watches it"),
+    ],
+    ids=["it fails", "somebody cancels it", "Ctrl-C"],
+)
+def test_a_move_that_is_not_seen_to_its_end_is_told(site, monkeypatch, end, sentence):
+    looks = iter([None, UnavailableError("gone"), MoveTask("RUNNING"), end])
+
+    def look(_arn):
+        seen = next(looks)
+        if isinstance(seen, BaseException):
+            raise seen
+        return seen
+
+    monkeypatch.setattr(site.sqs, "latest_move_task", look)
+    monkeypatch.setattr(moves, "LOOK_SECONDS", 0)
+    with pytest.raises(CommandError, match=sentence):
+        move_all(site.place, None)
+
+
+def test_a_letter_that_sqs_moved_from_another_queue_goes_back_there(site):
+    arn = site.sqs.queue_attributes(site.letters, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+    other = site.sqs.create_queue("other", {"RedrivePolicy": policy}, {})
+    site.sqs.send(other, OutgoingMessage("{}"))
+    for _ in range(2):
+        site.messages(other)
+        site.clock.advance(31)
+    (letter,) = site.receive()
+    assert site.place.target_of(letter).url == other

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 import pytest
 
+from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.operate.dead_letters import session as module
 from celery_sqs_visibility.operate.dead_letters.letter import Selection
 from celery_sqs_visibility.operate.dead_letters.session import Session, find_place, session_of
@@ -132,3 +134,35 @@ def test_nothing_is_agreed_once_the_command_is_to_end(site):
 def test_nothing_is_agreed_where_nobody_can_answer(site, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     assert not Session(site.place, Selection(), None, site.held, site.stop).agrees("Send?")
+
+
+def test_what_counts_the_others_messages_may_fail_at_the_end(site, capsys):
+    site.add()
+    site.messages(site.letters)  # somebody else has it
+    with session_of(site.place, Selection(), None) as session:
+        assert session.place.number_before == 1
+        site.sqs.fail_next("GetQueueAttributes", UnavailableError("gone"))
+    assert capsys.readouterr().err == ""
+
+
+def test_letters_that_may_move_on_are_warned_of(site, capsys):
+    arn = site.sqs.queue_attributes(site.queue, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
+    site.sqs.set_queue_attributes(site.letters, {"RedrivePolicy": policy})
+    with session_of(find_place(site.context, "orders", None), Selection(), None):
+        assert "Warning: dead-letter queue 'dead' has a redrive policy of its own" in capsys.readouterr().err
+
+
+def test_letters_that_could_not_be_given_back_are_told_of(site, capsys):
+    site.add()
+    with session_of(site.place, Selection(), None) as session:
+        listed(session)
+        site.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("gone"))
+    assert "1 message could not be given back, to be visible again in 120 s: gone" in capsys.readouterr().err
+
+
+def test_letters_of_other_queues_are_told_of(site, capsys):
+    site.add(source_queue="other")
+    with session_of(site.place, Selection(sources=site.place.source_names), None) as session:
+        assert listed(session) == set()
+    assert "Left out: 1 dead letter of other queues; --any-source takes them" in capsys.readouterr().err

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import zlib
 
 import pytest
 
@@ -19,6 +20,13 @@ def payload(**changes):
     return {**json.loads(task_message("proj.add", [1], {"x": 2})), **changes}
 
 
+COMPRESSED = {
+    "headers": {"task": "proj.add", "id": "a", "compression": "application/x-gzip"},
+    "properties": {"body_encoding": "base64"},
+    "body": base64.b64encode(zlib.compress(b'[[1], {"x": 2}, {}]')).decode(),
+}
+
+
 def facts_of(site, body, payloads=None, readable=None, attributes=None):
     site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
     (received,) = next(site.held.batches())
@@ -33,8 +41,9 @@ def facts_of(site, body, payloads=None, readable=None, attributes=None):
         task_message("proj.add", [1], {"x": 2}),
         base64.b64encode(task_message("proj.add", [1], {"x": 2}).encode()).decode(),
         json.dumps(payload(body='{"task": "proj.add", "args": [1], "kwargs": {"x": 2}}')),
+        json.dumps(payload(**COMPRESSED)),
     ],
-    ids=["plain", "base64", "protocol 1"],
+    ids=["plain", "base64", "protocol 1", "compressed"],
 )
 def test_arguments_are_shown(site, body):
     facts = facts_of(site, body)

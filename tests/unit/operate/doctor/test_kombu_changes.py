@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_sqs_visibility.operate.doctor.command import show
 from celery_sqs_visibility.operate.doctor.facts import Facts, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.doctor.kombu_changes import (
     facts_of_switch,
@@ -76,3 +77,24 @@ def test_the_lines_to_paste_are_python_and_show_no_secret():
     assert "'visibility_timeout'" in lines
     found = findings_of_switch(Facts(), SECRET, refused)
     assert "s3cret" not in lines + "".join(f.problem + f.remedy for f in found)
+
+
+@pytest.mark.parametrize(
+    ("given", "gone"),
+    [
+        ({}, None),
+        ({"port": 3}, "for name in ['port']:"),
+        ({"visibility_timeout": 14_400}, "for name in ['visibility_timeout']:"),
+        ({"port": 3, "visibility_timeout": 14_400}, "for name in ['port', 'visibility_timeout']:"),
+    ],
+)
+def test_what_is_to_be_pasted_removes_the_options_that_must_go_and_no_others(given, gone, capsys):
+    first, *others = settings_to_paste(given, taken_options(given)[1]).splitlines()
+    assert first == 'app.conf.broker_transport = "celery_sqs_visibility"'
+    assert [line for line in others if line.startswith("for ")] == ([gone] if gone else [])
+    assert len(others) == (3 if gone else 1)
+
+
+def test_people_see_the_settings_to_paste_too(capsys):
+    show([], Facts(), "first\nsecond")
+    assert "To switch:\n\n    first\n    second\n\n" in capsys.readouterr().out

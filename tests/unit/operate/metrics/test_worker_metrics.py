@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -164,3 +165,27 @@ def test_a_queue_of_which_no_more_may_run_is_told():
     assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
     here.turns.hold("mail", 1)
     assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
+
+
+def test_where_queues_are_not_sampled_there_is_no_thread(app):
+    before = {thread.name for thread in threading.enumerate()}
+    metrics = WorkerMetrics(app, context(sample_queues=0), ("prometheus",))
+    metrics.start()
+    assert "sqs-metrics" not in {thread.name for thread in threading.enumerate()} - before
+    metrics.stop()
+
+
+def test_lines_of_cloudwatch_are_written_without_samples_too(app):
+    assert WorkerMetrics(app, context(sample_queues=0), ("emf",))._periodic is not None
+
+
+def test_a_store_that_cannot_be_opened_is_told_as_the_worker_starts(app):
+    class Context(SimpleNamespace):
+        @property
+        def coordination_store(self):
+            raise OptionError("no store there")
+
+    here = vars(context())
+    del here["coordination_store"]
+    with pytest.raises(ImproperlyConfigured, match="no store there"):
+        WorkerMetrics(app, Context(**here), ("prometheus",))

@@ -6,14 +6,14 @@ import json
 
 import pytest
 from celery import Celery
-from kombu import Queue
+from kombu import Exchange, Queue
 from kombu.common import Broadcast
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.operate.permissions import AppResources, names_of
+from celery_sqs_visibility.operate.permissions import AppResources, names_of, permissions
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -189,3 +189,27 @@ def test_the_key_of_the_dead_letter_queue_is_needed_too(by):
     )
     assert found.arns["keys"] == [arn("key/of-letters", "kms")]
     assert found.notes == []
+
+
+def test_a_queue_that_is_bound_to_a_fanout_exchange_needs_what_broadcasts_do():
+    bound = Queue("proj", Exchange("news", type="fanout"))
+    found = resources({"proj": {}}, task_queues=[bound], supports_fanout=True)
+    assert found.arns["broadcasts"] == found.arns["queues"] == [arn("proj")]
+    assert "broadcasts" not in resources({"proj": {}}, supports_fanout=True).arns
+
+
+@pytest.mark.parametrize("tags", [{}, {"team": "a"}])
+def test_who_creates_queues_without_tags_needs_not_tag_them(tags):
+    found = resources({"proj": {}}, create=True, queue_tags=tags)
+    assert found.arns["created"] == [arn("proj")]
+    assert found.arns.get("tagged", []) == ([arn("proj")] if tags else [])
+
+
+def test_the_document_is_on_one_stream_and_the_notes_on_the_other(run_on):
+    sqs = AccountSQS(FakeClock())
+    sqs.fail_next("GetQueueUrl", AccessDeniedError("GetQueueUrl was answered AccessDenied"))
+    done = run_on(sqs, permissions, "worker", "-Q", "proj")
+    assert json.loads(done.stdout)["Version"] == "2012-10-17"
+    assert done.stderr == (
+        "Note: the account of queue 'proj' is not known: GetQueueUrl was answered AccessDenied\n"
+    )

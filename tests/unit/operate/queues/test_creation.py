@@ -8,7 +8,7 @@ from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import QueueDoesNotExistError
 from celery_sqs_visibility.operate.provisioning import plan_queues
-from celery_sqs_visibility.operate.queues import Creation, Finding, _line, same
+from celery_sqs_visibility.operate.queues import Creation, Finding, _line, create_queues, same
 from celery_sqs_visibility.policy.options import Options
 
 
@@ -100,3 +100,10 @@ def test_values_are_compared_not_their_spelling(name, present, wanted, is_same):
 def test_a_line_says_what_was_and_what_is(state, sentence):
     finding = Finding("orders", state, {"VisibilityTimeout": "10"}, {"VisibilityTimeout": "33"})
     assert _line(finding) == sentence
+
+
+def test_what_sqs_cannot_have_is_told_before_anything_is_created(run_on, sqs):
+    done = run_on(sqs, create_queues, "orders", "x" * 81)
+    assert done.exit_code == 1
+    assert "SQS can have no queue" in done.stderr
+    assert "CreateQueue" not in {action for action, _ in sqs.calls}

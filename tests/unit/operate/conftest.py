@@ -1,0 +1,28 @@
+"""Commands in this process, on an app whose SQS is in memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from support.app import close_app, make_app, without_shared_tasks
+
+from celery_sqs_visibility.transport import broker_clients, broker_context
+
+
+@pytest.fixture
+def run_on(monkeypatch):
+    """`run_on(sqs, command, *args, typed=..., **settings)`: what click's runner has of it."""
+    without_shared_tasks(monkeypatch)
+    apps = []
+
+    def run(sqs, command, *args, typed=None, **settings):
+        monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: sqs)
+        monkeypatch.setattr(broker_context, "_contexts", {})
+        apps.append(make_app("app", settings, set_as_current=False))
+        return CliRunner().invoke(command, args, input=typed, obj=SimpleNamespace(app=apps[-1]))
+
+    yield run
+    for app in apps:
+        close_app(app)

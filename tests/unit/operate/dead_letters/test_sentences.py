@@ -1,0 +1,111 @@
+"""The commands as a whole, on a queue in memory: what they refuse, ask and print."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.operate.dead_letters import session
+from celery_sqs_visibility.operate.dead_letters.command import dead_letters
+
+
+@pytest.fixture
+def run(run_on, site, monkeypatch):
+    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    return lambda *args, **options: run_on(site.sqs, dead_letters, *args, **options)
+
+
+def moves(site):
+    return [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
+
+
+def test_sqs_moves_all_letters_itself(site, run):
+    site.add()
+    done = run("retry", "orders", "--all", "--native", "--rate", "7")
+    assert (done.exit_code, done.stdout) == (0, "SQS moved 1 message to 'orders'.\n")
+    assert [each["per_second"] for each in moves(site)] == [7]
+    assert len(site.messages(site.queue)) == 1
+    site.clock.advance(1)
+    site.add()
+    assert json.loads(run("retry", "orders", "--all", "--native", "--json").stdout) == {
+        "moved": 1,
+        "to": "orders",
+    }
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [["b2a660b2"], ["--all", "--dry-run"], ["--all", "--limit", "3"], ["--task", "proj.*"]],
+    ids=lambda chosen: chosen[-1],
+)
+def test_sqs_own_move_takes_no_choice(site, run, chosen):
+    done = run("retry", "orders", "--native", *chosen)
+    assert done.exit_code == 2
+    assert "--native moves all messages" in done.stderr
+    assert moves(site) == []
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(1, False), (2, True)])
+def test_a_list_that_is_full_may_not_be_whole(site, run, number, is_told):
+    for _ in range(number):
+        site.add()
+    listed = run("list", "orders", "--limit", "2").stdout
+    assert ("There may be more than 2: see --limit." in listed) is is_told
+
+
+@pytest.mark.parametrize(("suffix", "is_of_groups"), [("", False), (".fifo", True)], ids=["standard", "FIFO"])
+def test_a_letter_that_is_not_there_is_told(make_site, run_on, monkeypatch, suffix, is_of_groups):
+    site = make_site(suffix)
+    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    done = run_on(site.sqs, dead_letters, "show", f"orders{suffix}", "b2a660b2")
+    assert done.exit_code == 1
+    assert f"there is no dead letter 'b2a660b2' in 'dead{suffix}'" in done.stderr
+    assert ("only the first ten can be seen at a time" in done.stderr) is is_of_groups
+
+
+@pytest.mark.parametrize(
+    ("chosen", "which"),
+    [
+        (["b2a660b2"], "1 dead letter"),
+        (["b2a660b2", "b2a660b3"], "2 dead letters"),
+        (["--task", "proj.*"], "all dead letters that match"),
+        (["--all"], "all dead letters (about 1)"),
+    ],
+    ids=str,
+)
+def test_before_letters_are_deleted_it_is_asked_which(site, run, chosen, which):
+    site.add()
+    done = run("delete", "orders", *chosen, typed="n\n")
+    assert done.exit_code == 1
+    assert f"Delete {which} of queue 'orders' from 'dead' for good?" in done.stderr
+    assert len(site.messages(site.letters)) == 1
+
+
+def test_it_is_asked_without_a_number_where_sqs_does_not_count(site, run, monkeypatch):
+    attributes = site.sqs.queue_attributes
+
+    def without_counts(url, names):
+        if "ApproximateNumberOfMessages" in names:
+            raise UnavailableError("gone")
+        return attributes(url, names)
+
+    monkeypatch.setattr(site.sqs, "queue_attributes", without_counts)
+    asked = run("delete", "orders", "--all", typed="n\n").stderr
+    assert "Delete all dead letters of queue 'orders'" in asked
+
+
+def test_a_plan_says_of_each_letter_where_it_would_go(site, run):
+    site.add()
+    site.add(source_queue="gone")
+    site.clock.advance(1)
+    planned = run("retry", "orders", "--all", "--any-source", "--dry-run", "--json")
+    assert {each["to"] for each in json.loads(planned.stdout)} == {"orders", "gone"}
+    assert site.messages(site.queue) == []
+    shown = run("retry", "orders", "--all", "--any-source", "--dry-run").stdout
+    assert "2 dead letters would be sent back: 1 to 'orders', 1 to 'gone'." in shown
+
+
+def test_a_plan_may_be_empty(run):
+    assert run("retry", "orders", "--all", "--dry-run").stdout == "0 dead letters would be sent back.\n"

@@ -1,0 +1,41 @@
+"""What workers answer to `pause` and `resume`, as the commands tell it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.operate import pause as module
+from celery_sqs_visibility.operate.pause import pause, resume
+
+OLD = {"w@h": {"error": "unknown command 'sqs_resume'"}}
+
+
+@pytest.fixture
+def resumed(run_on, monkeypatch):
+    """Run `resume` where workers answer so."""
+
+    def run(answers, *args):
+        monkeypatch.setattr(module, "ask", lambda *_, **__: answers)
+        options = {"remote_control": True}
+        return run_on(FakeSQS(), resume, "mail", *args, broker_transport_options=options)
+
+    return run
+
+
+def test_a_pause_of_no_time_is_refused(run_on):
+    done = run_on(FakeSQS(), pause, "mail", "--for", "0s")
+    assert done.exit_code == 2
+    assert "expected a duration of more than 0 s" in done.stderr
+
+
+def test_programs_get_the_workers_answers(resumed):
+    answers = {"w@h": {"ok": {"was_paused": True}}}
+    assert json.loads(resumed(answers, "--json").stdout) == {"queue": "mail", "workers": answers}
+
+
+def test_a_worker_that_does_not_know_the_command_is_told_with_its_answer(resumed):
+    done = resumed(OLD)
+    assert (done.exit_code, done.stderr) == (1, "Error: w@h: unknown command 'sqs_resume'\n")
