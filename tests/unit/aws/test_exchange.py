@@ -76,8 +76,9 @@ def test_a_body_may_be_larger_than_what_is_read_at_once():
     assert (answer.content, answer.keeps_connection) == (body, True)
 
 
-def test_of_an_answer_that_is_cut_off_there_is_the_beginning_and_no_more_requests():
-    answer = answered(b"HTTP/1.1 200 OK\r\n", b"Content-Length: 9\r\n\r\nhello", ends=True)
+@pytest.mark.parametrize("status", [b"200 OK", b"400 No"])
+def test_of_an_answer_that_is_cut_off_there_is_the_beginning_and_no_more_requests(status):
+    answer = answered(b"HTTP/1.1 " + status + b"\r\n", b"Content-Length: 9\r\n\r\nhello", ends=True)
     assert (answer.content, answer.keeps_connection) == (b"hello", False)
 
 

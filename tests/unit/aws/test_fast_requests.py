@@ -454,6 +454,19 @@ def test_listeners_to_the_clients_requests_hear_of_fast_ones_and_may_add_headers
     assert all(request.headers["Authorization"] for request in heard)
 
 
+def test_a_listener_that_comes_later_is_heard_of_too(server, caller, delete):
+    heard = []
+    for _ in range(2):
+        delete()
+    caller.client.meta.events.register(
+        f"before-send.sqs.{DELETE}", lambda request, **_: heard.append(request)
+    )
+    for _ in range(2):
+        delete()
+    assert server.fast == [False, True, True, True]
+    assert len(heard) == 2
+
+
 def trace(monkeypatch):
     monkeypatch.setenv("AWS_LAMBDA_FUNCTION_NAME", "f")
     monkeypatch.setenv("_X_AMZN_TRACE_ID", "Root=1-2-3")

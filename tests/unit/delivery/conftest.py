@@ -83,6 +83,8 @@ class World:
                 raise UnreadableError("nobody can read it")
             case ["bug"]:
                 raise ZeroDivisionError
+            case ["lack"]:
+                raise MemoryError
             case ["later bug"]:
                 return DecodedMessage({}, eta="not a number")
             case ["eta", seconds]:

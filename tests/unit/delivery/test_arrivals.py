@@ -280,3 +280,11 @@ def test_of_a_fifo_queue_whose_policy_takes_a_message_after_one_receive_a_far_et
     world.consume(queue)
     wait_until(lambda: len(world.buffer) == 1, SOON, "it to be buffered")
     assert events.of(Parked) == events.of(Renewed) == []
+
+
+def test_a_message_for_which_memory_lacks_comes_back_and_costs_no_other(world, queue, events):
+    world.deliveries(queue, "lack", "b")
+    events.wait(Hidden)
+    assert world.bodies() == ["b"]
+    assert events.of(Unreadable) == []
+    assert factories.left(queue) == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support import factories
 from support.factories import CHANGES, DELETES, TIMEOUT
-from support.processes import SOON
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import Past
@@ -57,6 +57,17 @@ def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queu
     with pytest.raises(ZeroDivisionError):
         one.settle(Delete())
     events.wait(Deleted)
+
+
+def test_an_error_after_one_settlement_concerns_no_other(world, queue, events, monkeypatch, caplog):
+    first, second = world.deliveries(queue, "a", "b")
+    first.pointer = object()  # which is none
+    monkeypatch.setattr(world.consumer, "_remove_payload", lambda *_: 1 / 0)
+    first.settle(Delete())
+    second.settle(Delete())
+    assert events.wait(Deleted) == [Deleted(second.facts)]
+    told = "unexpected error after a message was settled; continuing"
+    wait_until(lambda: told in caplog.text, SOON, "the error to be logged")
 
 
 @pytest.mark.parametrize("kept", [False, True])

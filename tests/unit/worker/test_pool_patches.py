@@ -330,6 +330,15 @@ def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool
     assert request.apply(apply_async, processes=False) == ["accepted"]
 
 
+def test_an_error_of_a_run_is_told_as_a_process_would_tell_it():
+    ended = []
+    request = Asked(acks_late=True)
+    watched(applied, processes=False)(
+        lambda: 1 / 0, accept_callback=request.on_accepted, callback=ended.append
+    )
+    assert [type(result.exception.exc) for result in ended] == [ZeroDivisionError]
+
+
 def applied(target, args, kwargs, **options):
     """As `celery.concurrency.base.apply_target`."""
     options["accept_callback"](1, 2.0)

@@ -23,6 +23,19 @@ def test_what_is_held_is_extended_until_it_is_given_back(site):
     assert len(site.messages(site.letters)) == 1  # the command was killed
 
 
+def test_what_is_held_is_extended_while_time_passes(site):
+    site.add()
+    site.receive()
+
+    def pass_time(seconds):
+        site.clock.advance(seconds)
+        return False
+
+    site.stop.wait = pass_time
+    site.held.wait(400)
+    assert site.messages(site.letters) == []
+
+
 def test_nothing_is_received_once_it_is_stopped(site):
     for _ in range(20):
         site.add()

@@ -109,3 +109,10 @@ def test_a_plan_says_of_each_letter_where_it_would_go(site, run):
 
 def test_a_plan_may_be_empty(run):
     assert run("retry", "orders", "--all", "--dry-run").stdout == "0 dead letters would be sent back.\n"
+
+
+def test_a_dry_run_tells_of_letters_that_are_not_there(site, run):
+    site.add()
+    done = run("retry", "orders", "b2a660b2", "--dry-run")
+    assert done.exit_code != 0
+    assert "b2a660b2" in str(done.exception) + done.output
