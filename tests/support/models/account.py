@@ -31,7 +31,7 @@ class Account:
     def __init__(self, world):
         self.world = world
         self.keys, self.done, self.given_up, self.disturbed = set(), set(), set(), set()
-        self.forgotten = set()  # ids of what was finished before a long sleep, which memory does not outlast
+        self.forgotten = set()  # ids of messages that the worker finished and, in a long sleep, forgot
         self.payloads = {}
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good

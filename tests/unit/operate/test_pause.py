@@ -1,4 +1,4 @@
-"""What workers answer to `pause` and `resume`, as the commands tell it."""
+"""Answers of workers to `pause` and `resume`, as the commands tell them."""
 
 from __future__ import annotations
 
