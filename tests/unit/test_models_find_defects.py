@@ -1,6 +1,14 @@
-"""The models find defects that were mended: each is put back by one function, and a few worlds show it."""
+"""The models find defects that were mended, and lines that are left out: a few worlds show each.
+
+A defect is put back by one function. A line is replaced by another in the source of its function.
+"""
 
 from __future__ import annotations
+import __future__
+
+import inspect
+import sys
+import textwrap
 
 import pytest
 from celery import Celery, states
@@ -9,11 +17,19 @@ from support.models.holding import Holding
 from support.models.keys import wait_for_keys
 from support.models.steps import live_through
 from support.models.stores import Stores
+from support.models.whole import Whole
 
 from celery_sqs_visibility.aws.breaker import Breaker
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.arrivals import Arrivals
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.hold.ledger import ExtensionSchedule, Ledger
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
@@ -119,6 +135,55 @@ DEFECTS = {
 }
 WORLDS = 20
 
+#: Functions, a line of each, what stands there instead, and what the model of a whole worker says then.
+LINES = [
+    (Ledger._remove, "self._changed.notify_all()", "pass", "nobody has notified <drain>"),
+    (Ledger._extension_returned, "self._changed.notify_all()", "pass", "nobody has notified"),
+    (Ledger.settle, "finish(delivery)", "pass", "nothing is known as held"),
+    (Ledger.settle, "self._end_lease(delivery)", "pass", "no run has a lease"),
+    (
+        Ledger.supersede,
+        "newest.claimed, newest.in_hand = delivery.claimed, delivery.in_hand",
+        "newest.in_hand = delivery.in_hand",
+        "capacity is counted",
+    ),
+    (ExtensionSchedule.remove, "bucket.pop(delivery, None)", "pass", "threads go round in circles"),
+    (RedeliveryIndex.remove, "del self._held[key]", "pass", "nothing is known as held"),
+    (
+        RedeliveryIndex.finish,
+        "self._finished.add(key, delivery.deadline + MARGIN_SECONDS)",
+        "pass",
+        "what this process has finished is over",
+    ),
+    (
+        Arrivals.decode,
+        "self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)",
+        "pass",
+        "capacity is counted",
+    ),
+    (
+        ReceiveCapacity.end_run,
+        "self._fifo.runs.discard(run)",
+        "pass",
+        "no capacity of FIFO queues is taken",
+    ),
+    (ReceiveCapacity.end_run, "self._turns.end_run(queue, run)", "pass", "nothing counts for its queue"),
+    (ReceiveCapacity.end_run, "self._serve(queue)", "pass", "there was capacity for"),
+    (ReceiveCapacity.release, "self._serve(queue)", "pass", "there was capacity for"),
+    (ReceiveCapacity.free, "self.take_again(delivery)", "pass", "capacity is counted"),
+    (ReceiveCapacity.free, "self._turns.end(delivery)", "pass", "nothing is held"),
+    (SentCopies.submit, "self.batch_threads.wake()", "pass", "no thread sends copies of messages"),
+    (SentCopies.take, "self._stop_late(now)", "pass", "unexpected error in a thread that sends copies"),
+    (SentCopies._note, "self._stop(sending)", "self._go_on(sending)", "unexpected error in a thread"),
+    (Settler._finish, "self._done.notify_all()", "pass", "nobody has notified"),
+    (Settler.flush, "self.batch_threads.wake()", "pass", "nobody has woken the thread that settles"),
+    (Shutdown.flush, "+ HAND_BACK_SECONDS", "", "all is done"),
+    (QueueConsumer._put, "self._heartbeat.notice()", "pass", "no thread extends messages"),
+    (QueueConsumer.notice_pause, "receiver.wake()", "pass", "nobody has notified <sqs-receive"),
+    (QueueConsumer.notice_pause, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),
+    (QueueConsumer.stop_polling, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),
+]
+
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_that_is_put_back_is_found(defect, monkeypatch):
@@ -132,3 +197,31 @@ def test_a_defect_that_is_put_back_is_found(defect, monkeypatch):
 
         with pytest.raises(AssertionError, match=sentence):
             in_some_world()
+
+
+def replace_line(function, line, instead, monkeypatch):
+    """In its class, whose module it goes on to see."""
+    module, (owner, name) = sys.modules[function.__module__], function.__qualname__.split(".")
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(line) == 1, f"{function.__qualname__} has the line once"
+    future = __future__.annotations.compiler_flag
+    made = {}
+    exec(compile(source.replace(line, instead), "<changed>", "exec", future), module.__dict__, made)
+    monkeypatch.setattr(vars(module)[owner], name, made[name])
+
+
+@pytest.mark.slow("each tries up to twenty worlds")
+@pytest.mark.parametrize(
+    ("function", "line", "instead", "sentence"),
+    LINES,
+    ids=[f"{function.__qualname__}: {line}" for function, line, _, _ in LINES],
+)
+def test_a_line_that_is_left_out_is_found(function, line, instead, sentence, monkeypatch):
+    replace_line(function, line, instead, monkeypatch)
+
+    def in_some_world():
+        for seed in range(WORLDS):
+            live_through(Whole(seed), seed, steps=100)
+
+    with pytest.raises(AssertionError, match=sentence):
+        in_some_world()
