@@ -61,8 +61,8 @@ class SQS(FakeSQS):
     def delete(self, *arguments):
         return self._uncounted(super().delete, *arguments)
 
-    def change_visibility(self, *arguments):
-        return self._uncounted(super().change_visibility, *arguments)
+    def change_visibility(self, *arguments, **options):
+        return self._uncounted(super().change_visibility, *arguments, **options)
 
     def send(self, *arguments):
         return self._uncounted(super().send, *arguments)

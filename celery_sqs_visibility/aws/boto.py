@@ -118,9 +118,12 @@ class BotoSQS(SQS):
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         return self._batch("DeleteMessageBatch", queue_url, [{"ReceiptHandle": handle} for handle in handles])
 
-    def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
+    def change_visibility(
+        self, queue_url: str, changes: Sequence[tuple[str, int]], *, urgent: bool = False
+    ) -> BatchResult:
         entries = [{"ReceiptHandle": handle, "VisibilityTimeout": seconds} for handle, seconds in changes]
-        return self._batch("ChangeMessageVisibilityBatch", queue_url, entries)
+        purpose = Purpose.EXTEND_SOON if urgent else Purpose.SETTLE
+        return self._batch("ChangeMessageVisibilityBatch", queue_url, entries, purpose)
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         params = {"QueueUrl": queue_url, **_entry(message)}

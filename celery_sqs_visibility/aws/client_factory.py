@@ -69,6 +69,9 @@ class Purpose(Enum):
     #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, and needs time for
     #: another try before a deadline passes.
     SETTLE = 4
+    #: Extensions of messages that come back within seconds. One attempt: the heartbeat retries, and a request
+    #: that hangs must leave the time for that.
+    EXTEND_SOON = 1.5
     #: Sending and creating. One attempt: kombu retries, four times by Celery's default, and a caller waits.
     PUBLISH = 5
     #: Sending in batches. One attempt: the sender retries by entry. A batch that is cut off is sent twice.
@@ -77,9 +80,9 @@ class Purpose(Enum):
     PAYLOAD = 8
 
     @property
-    def read_seconds(self) -> int:
+    def read_seconds(self) -> float:
         """Seconds to wait for an answer."""
-        return self.value
+        return float(self.value)
 
 
 @overload
@@ -221,6 +224,9 @@ def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> C
     if purpose is Purpose.SHORT_POLL:
         # Not more: while nothing answers, threads that hang accumulate for as long.
         options["read_timeout"] = purpose.read_seconds
+    if purpose is Purpose.EXTEND_SOON:
+        # Not more either, or the message comes back before the next try.
+        options["connect_timeout"] = options["read_timeout"] = purpose.read_seconds
     options["max_pool_connections"] = max(users.get("max_pool_connections") or 0, POOL_CONNECTIONS)
     options["tcp_keepalive"] = True
     options["parameter_validation"] = False  # costs CPU on every call, and our calls have few shapes

@@ -169,7 +169,13 @@ class FakeSQS(SQS):
                 action, handles, lambda handle: queue.delete(handle, now, by_any=by_any), failed
             )
 
-    def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
+    def change_visibility(
+        self,
+        queue_url: str,
+        changes: Sequence[tuple[str, int]],
+        *,
+        urgent: bool = False,  # noqa: ARG002 - the port's signature
+    ) -> BatchResult:
         action = "ChangeMessageVisibilityBatch"
         with self._call(action, queue_url=queue_url, changes=list(changes)) as failed:
             queue, now = self._queue(action, queue_url), self._now()

@@ -166,8 +166,13 @@ class SQS(Protocol):
         """DeleteMessageBatch: 1 to 10 receipt handles."""
         ...
 
-    def change_visibility(self, queue_url: str, changes: Sequence[tuple[str, int]]) -> BatchResult:
-        """ChangeMessageVisibilityBatch: 1 to 10 pairs of receipt handle and seconds from now (0 to 43200)."""
+    def change_visibility(
+        self, queue_url: str, changes: Sequence[tuple[str, int]], *, urgent: bool = False
+    ) -> BatchResult:
+        """ChangeMessageVisibilityBatch: 1 to 10 pairs of receipt handle and seconds from now (0 to 43200).
+
+        An urgent call soon gives up an answer that does not come, so that there is time for another.
+        """
         ...
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:

@@ -136,7 +136,12 @@ class BusySQS(FakeSQS):
 
     meanwhile = staticmethod(lambda: None)
 
-    def change_visibility(self, queue_url, changes):
+    def __init__(self, *arguments, **switches):
+        super().__init__(*arguments, **switches)
+        self.urgent = []  # whether each change was
+
+    def change_visibility(self, queue_url, changes, *, urgent=False):
+        self.urgent.append(urgent)
         result = super().change_visibility(queue_url, changes)
         self.meanwhile()
         return result

@@ -24,6 +24,10 @@ logger = logging.getLogger(__name__)
 #: At 50 ms a request, four threads extend 800 messages a second.
 MOST_THREADS: Final = 4
 
+#: An extension is urgent if its message would come back within this time, which is twice as long as the
+#: client waits for the answer to another: of two requests, one may hang.
+URGENT_SECONDS: Final = 8.0
+
 DEADLINE_PASSED: Final = "its visibility timeout ran out before it could be extended"
 ANSWERED_LATE: Final = "its extension was answered after its visibility timeout, and may be worth nothing"
 HORIZON_REACHED: Final = "it was held for the 12 hours that SQS allows"
@@ -100,12 +104,13 @@ class Heartbeat:
             due[0][0].queue, extensions, [delivery for delivery, seconds in due if not seconds]
         )
 
-    def send(self, batch: ExtensionBatch, _since: float) -> BatchResult:
+    def send(self, batch: ExtensionBatch, since: float) -> BatchResult:
         """See `batch_threads.Work`."""
         if not batch.extensions:
             return BatchResult({})
         changes = [(delivery.handle, seconds) for delivery, seconds in batch.extensions]
-        return batch.queue.sqs.change_visibility(batch.queue.url, changes)
+        urgent = min(delivery.deadline for delivery, _ in batch.extensions) - since < URGENT_SECONDS
+        return batch.queue.sqs.change_visibility(batch.queue.url, changes, urgent=urgent)
 
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `batch_threads.Work`. The ledger knows how all ended before anybody else hears of the first."""

@@ -82,6 +82,7 @@ def test_each_use_has_a_client_of_its_own(clients):
         sqs.receive("u", 1, 20, ReceiveOptions())
         sqs.receive("u", 1, 1, ReceiveOptions())
         sqs.delete("u", ["handle"])
+        sqs.change_visibility("u", [("handle", 1)], urgent=True)
         sqs.send("u", OutgoingMessage("x"))
         sqs.send_batch("u", [OutgoingMessage("x")])
     assert [client.purpose for client in clients] == [p for p in Purpose if p is not Purpose.PAYLOAD]

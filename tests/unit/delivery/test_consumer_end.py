@@ -20,10 +20,10 @@ class SilentSQS(FakeSQS):
 
     silent = False
 
-    def change_visibility(self, queue_url, changes):
+    def change_visibility(self, queue_url, changes, **how):
         if self.silent:
             raise UnavailableError("no answer")
-        return super().change_visibility(queue_url, changes)
+        return super().change_visibility(queue_url, changes, **how)
 
 
 @pytest.fixture

@@ -34,9 +34,9 @@ class Stubborn(FakeSQS):
         self.stuck = None  # the thread that asked last
         self.let_go = threading.Event()
 
-    def change_visibility(self, queue_url, changes):
+    def change_visibility(self, queue_url, changes, **how):
         self._be_stubborn()
-        return super().change_visibility(queue_url, changes)
+        return super().change_visibility(queue_url, changes, **how)
 
     def delete(self, queue_url, handles):
         self._be_stubborn()

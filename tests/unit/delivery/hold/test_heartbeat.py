@@ -118,6 +118,14 @@ def test_what_failed_of_a_batch_is_tried_again(world, queue, events, error, posi
     assert not first.lost
 
 
+@pytest.mark.parametrize(("left", "urgent"), [(7.9, True), (8.0, False), (20, False)])
+def test_an_extension_of_what_comes_back_soon_gives_up_a_silent_request_early(left, urgent):
+    world = World(visibility_timeout=30, interval=20)
+    world.hold(world.queue())
+    world.beat_after(30 - left)
+    assert world.sqs.urgent == [urgent]
+
+
 def test_what_could_never_be_extended_is_lost_at_its_deadline_and_told_once(world, queue, events):
     (one,) = world.hold(queue)
     world.clock.advance(TIMEOUT - INTERVAL)
@@ -164,7 +172,10 @@ def test_an_extension_that_is_answered_after_the_deadline_proves_nothing(
         world.calls_take(INTERVAL + 1)
     else:
         change = world.sqs.change_visibility
-        world.sqs.change_visibility = lambda *job: (world.clock.advance(INTERVAL + 1), change(*job))[1]
+        world.sqs.change_visibility = lambda *job, **how: (
+            world.clock.advance(INTERVAL + 1),
+            change(*job, **how),
+        )[1]
     world.beat_after(TIMEOUT - INTERVAL)
     assert one.lost
     assert one.deadline <= world.clock.monotonic(), "no visibility change is sent any more"
