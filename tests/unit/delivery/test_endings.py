@@ -11,6 +11,7 @@ from celery_sqs_visibility.delivery.endings import (
     measure_run,
     measure_settlement,
     outcome_of,
+    return_of,
 )
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
@@ -21,7 +22,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Release,
     Settlement,
 )
-from celery_sqs_visibility.events import subscribe
+from celery_sqs_visibility.events import Hidden, Parked, Released, subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 
 NOW = 1010.0
@@ -100,3 +101,16 @@ def test_where_nobody_listens_nothing_is_noted(held):
     measure_settlement(held, NOW)
     measure_run(held, NOW)
     assert held.settled_at is None
+
+
+@pytest.mark.parametrize(
+    ("settlement", "event", "visible_at"),
+    [
+        (Hide(5), lambda facts: Hidden(facts, 5), NOW + 5),
+        (Park(7), lambda facts: Parked(facts, 7), NOW + 7),
+        (Lapse(), lambda facts: Hidden(facts, 110), 1120.0),
+        (Release(), Released, NOW),
+    ],
+)
+def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, settlement, event, visible_at):
+    assert return_of(held, settlement, NOW) == (event(held.facts), visible_at)

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.delivery.event_log import log_event
+from celery_sqs_visibility.delivery.event_log import fields_of, log_event
 from celery_sqs_visibility.events import (
     DeliveryEvent,
     DeliveryFacts,
@@ -99,3 +99,10 @@ def test_a_quiet_logger_costs_nothing(caplog):
     log_event(Extended(FACTS, 60))
     log_event(Lost(FACTS, "gone"))
     assert len(caplog.records) == 1
+
+
+def test_a_line_about_a_delivery_has_its_facts_and_what_else_there_is():
+    fields = fields_of(FACTS, seconds=5)
+    assert fields["message_id"] == "message-1"
+    assert str(fields).startswith("queue=q message_id=message-1 ")
+    assert str(fields).endswith(" seconds=5")

@@ -269,3 +269,11 @@ def test_a_request_of_a_lease_that_has_just_ended_is_passed_on_to_nobody(table, 
     lease.end()
     table.notify(lease.key)
     assert requests == []
+
+
+def test_a_full_pipe_is_a_woken_reader(table):
+    with suppress(BlockingIOError):
+        while True:
+            os.write(table._pipe[1], bytes(1))
+    table.wake()
+    assert select.select([table.fileno()], [], [], 0)[0]

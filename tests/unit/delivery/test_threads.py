@@ -101,3 +101,10 @@ def refuse_threads(_number, _handler):
     """As Python's own, and changes nothing."""
     if threading.current_thread() is not threading.main_thread():
         raise ValueError
+
+
+def test_python_itself_says_which_thread_is_the_main_one():
+    told = queue.SimpleQueue()
+    start_thread(lambda: told.put(is_main_thread()), "sqs-test")
+    assert not told.get(timeout=SOON)
+    assert is_main_thread() is (threading.current_thread() is threading.main_thread())

@@ -128,6 +128,7 @@ def test_in_a_batch_without_a_bucket_each_has_the_error_that_says_what_to_do(sqs
         OutgoingMessages().send_batch(queue, [OutgoingMessage(body) for body in ("a", "x" * 1001)]).failed
     )
     assert {position: type(error) for position, error in failed.items()} == {1: MessageTooLargeError}
+    assert f"queue {queue.name!r}" in str(failed[1])
 
 
 def test_a_pointer_that_is_too_large_blames_the_attributes(sqs, queue, objects, outgoing):

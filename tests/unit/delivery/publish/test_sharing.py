@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import sharing
 from celery_sqs_visibility.delivery.publish.sharing import FEWEST, Gate, Publication, SharedRequests, Traffic
 from celery_sqs_visibility.errors import (
@@ -302,3 +303,13 @@ def test_each_is_taken_once_in_order_and_somebody_leads_whenever_nothing_is_unde
         assert len(batch) <= BATCH_ENTRIES
         assert len(batch) == 1 or sum(each.size for each in batch) <= MESSAGE_BYTES
         assert batch[1:] == sorted(batch[1:], key=arrived.index)
+
+
+def test_a_message_whose_payload_goes_to_s3_shares_no_request(world):
+    world.shared = SharedRequests(OutgoingMessages(PayloadStore(FakeObjectStore(), threshold=100)))
+    (first,) = world.call("first")
+    world.begin()
+    world.answer(2)
+    world.shared.send(world.queue, OutgoingMessage("x" * 200))
+    first.result(SOON)
+    assert [len(bodies) for bodies in world.requests()] == [1, 1]

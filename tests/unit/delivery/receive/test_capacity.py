@@ -407,3 +407,11 @@ def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_cou
     idle = False
     shared.replace_stuck(clock.monotonic())
     assert asked(shared) == 0, "something runs"
+
+
+def test_what_is_held_without_a_reservation_takes_no_capacity_of_fifo_queues_unless_it_is_of_one():
+    shared = capacity(2)
+    shared.hold(1)
+    assert (shared.held, shared._fifo.occupied) == (1, 0)
+    shared.hold(1, fifo=True)
+    assert (shared.held, shared._fifo.occupied) == (2, 1)

@@ -189,3 +189,15 @@ def test_none_is_sent_of_a_message_that_nobody_may_delete(world):
 def test_an_instant_that_sqs_did_not_tell_is_left_out(world):
     assert world.letters.send(world.delivery(first_received=0), letter())
     assert "first_received" not in texts(world.read()[0])
+
+
+def test_of_a_long_traceback_its_last_lines_are_kept_and_of_other_texts_the_first(world):
+    lines = [f"line {number}" for number in range(10_000)]
+    text = "\n".join(lines)
+    assert world.letters.send(
+        world.delivery(), letter("x", **{**FAILURE, "traceback": text, "exception": text})
+    )
+    (message,) = world.read()
+    sent = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    assert sent["traceback"].endswith(lines[-1])
+    assert sent["exception"].startswith(lines[0])

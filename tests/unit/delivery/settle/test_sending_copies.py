@@ -11,7 +11,13 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.batch_threads import InProgressBatch
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.settle.copies import BATCHES_SIDE_BY_SIDE, RECORDS_A_TURN, Copies
+from celery_sqs_visibility.delivery.settle.copies import (
+    BATCHES_SIDE_BY_SIDE,
+    RECORDS_A_TURN,
+    REMAINDER,
+    Copies,
+    Sending,
+)
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settlements import Renew, Split
 from celery_sqs_visibility.errors import (
@@ -294,3 +300,18 @@ def test_a_flush_waits_for_all(world):
     world.work_off()
     assert world.copies.flush(0)
     assert not world.copies.unfinished
+
+
+def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
+    delivery = factories.delivery(factories.sqs_queue())
+    records = [OutgoingMessage(str(n)) for n in range(3)]
+    sending = Sending(delivery, Split(records, "event", lambda left: OutgoingMessage(f"left {list(left)}")))
+    assert sending.begin() == [0, 1, 2]
+    sending.note_sent(0, "id")
+    sending.note_unsent(1, None)
+    sending.note_unsent(2, None)
+    assert sending.ended
+    assert sending.remainder() == OutgoingMessage("left [1, 2]")
+    sending.note_unsent(REMAINDER, None)
+    assert sending.ended
+    assert sending.remainder() is None
