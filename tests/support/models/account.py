@@ -15,6 +15,7 @@ from support.factories import TIMEOUT
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
 
 class Account:
@@ -204,10 +205,20 @@ class Account:
             assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
         assert capacity.held == held, "capacity is counted"
         for run in self.world.pool.running:
+            self.check_activity(run)
             newest = run.delivery
             while newest.superseded_by is not None:
                 newest = newest.superseded_by
             assert run.delivery.current is newest, "a run has its newest delivery"
+
+    def check_activity(self, run):
+        """A run that shows no life ends with the supervisor's next look, or the one after a sleep."""
+        current, now = run.delivery.current, self.world.now
+        if current.inactivity is None or current.lease is None:
+            return
+        silent_since = max(current.lease.last_sign, self.awake_since)
+        late = silent_since + current.inactivity.timeout + 3 * CHECK_INTERVAL_SECONDS
+        assert now < late, "a run that shows no life is ended"
 
     def check_nothing_is_lost(self):
         left = {key for message in self.world.messages.values() for key in self.keys_in(message.body)}

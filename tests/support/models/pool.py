@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from weakref import ref
 
+from celery_sqs_visibility.delivery.model import Inactivity
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.policy.prefetch import Slots
 
@@ -20,6 +21,9 @@ def retry(run, world):
     delivery.settle(renew or Hide(30))
     return body
 
+
+#: The inactivity timeout of those runs that have one, in seconds. They show life only as they begin.
+INACTIVITY = 20
 
 #: How a run may end: what settles its delivery.
 ENDS = {
@@ -71,6 +75,8 @@ class Pool:
         assert delivery is not None, "Celery finds what it is given"
         run = Run(delivery.current, payload, world)
         run.delivery.on_lost = functools.partial(self.end_lost, run)
+        if world.watches_runs and len(self.known) % 4 == 0:
+            run.delivery.inactivity = Inactivity(INACTIVITY, functools.partial(self.end_inactive, run))
         self.known.append(run)
         self.reserved.append(run)
         self.fill()
@@ -98,6 +104,7 @@ class Pool:
             self.world.account.begun(run)
             self.running.append(run)
             run.began = True
+            self.show_life(run)
             if run.early and run.delivery.settle(Delete()):
                 self.world.account.finished(run)
         else:
@@ -131,6 +138,17 @@ class Pool:
             if run in self.running:  # else it has just ended, too late to settle anything
                 self.running.remove(run)
             self.fill()
+
+    def show_life(self, run):
+        current = run.delivery.current
+        if current.inactivity is not None and current.lease is not None:
+            current.lease.last_sign = self.world.now
+
+    def end_inactive(self, run):
+        """As Celery's request does it: its run is killed, and fails. The supervisor's thread."""
+        self.world.account.counts["told inactive"] += 1
+        if run in self.running:
+            self.end(run, "failure")
 
     def revoke(self, run):
         if run in self.reserved:

@@ -70,6 +70,7 @@ class Whole(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**32))
     def begin(self, seed):
         self.chance = chance = random.Random(seed)
+        self.watches_runs = seed % 3 == 0  # whether some have an inactivity timeout
         self.state = random.getstate()
         self.leases = LeaseTable()
         self.world.callback(self.close_leases)
