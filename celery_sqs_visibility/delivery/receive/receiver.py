@@ -510,6 +510,8 @@ class Receiver:
             elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
                 took = now - poll.started if poll.wait or not self._wait else math.inf
                 self._schedule.polled(now, message_ids, took=took)
+                # A helper's poll, or a late one, may have shown a sleeping thread that the queue is busy.
+                self._changed.notify_all()
         if self._outage.error is not None:
             self._outage.success(poll.started)
         if ReceiveEnded.is_wanted():

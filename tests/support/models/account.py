@@ -113,7 +113,7 @@ class Account:
     def begun(self, run):
         self.counts["runs"] += 1
         for other in self.world.pool.running:
-            same = other.id == run.id and run.id not in self.forgotten
+            same = other.id == run.id and not other.given_up and run.id not in self.forgotten
             assert not same, f"nothing runs twice at once: {run.keys}"
             twice = set(other.keys) & set(run.keys) - self.disturbed
             assert not twice, f"copy and original run at once: {twice}"

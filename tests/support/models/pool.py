@@ -52,6 +52,7 @@ class Run:
         self.early = delivery.acknowledged_early = world.chance.random() < world.pool.early
         self.began = False
         self.ends_when_lost = world.chance.random() < 0.5
+        self.given_up = False  # since it was lost: its process is being killed
         delivery.carrier = ref(self)
 
 
@@ -134,7 +135,10 @@ class Pool:
         It may have been settled since it was lost, by its run's own end, or have come back.
         """
         self.world.account.counts["told lost"] += 1
-        if run.ends_when_lost and run in self.running and lost.holder.settle(lost, Lapse()):
+        if run.ends_when_lost and run in self.running:
+            run.given_up = True
+            run.given_up = lost.holder.settle(lost, Lapse())
+        if run.given_up:
             if run in self.running:  # else it has just ended, too late to settle anything
                 self.running.remove(run)
             self.fill()

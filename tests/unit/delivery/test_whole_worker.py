@@ -43,7 +43,11 @@ def test_in_worlds_of_chance(first):
 
 
 @pytest.mark.parametrize(
-    "seed", [851590120], ids=["a copy fails while the machine sleeps, and was sent again"]
+    "seed",
+    [
+        pytest.param(851590120, id="a copy fails while the machine sleeps, and was sent again"),
+        pytest.param(431750123, id="a second poll brings something while the first thread sleeps"),
+    ],
 )
 def test_in_worlds_that_have_found_a_defect(seed):
     live_through(Whole(seed), seed, steps=100)
