@@ -17,6 +17,8 @@ DEMO := .venvs/demo/.installed
 MONITORS := .venvs/monitors/.installed
 # Packages that extend Celery or watch it, and what their tests need.
 OTHERS := .venvs/others/.installed
+# Airflow, which has an older Celery.
+AIRFLOW := .venvs/airflow/.installed
 # Sphinx, which needs another docutils than the tests.
 SPHINX := .venvs/docs/.installed
 # One for each version of Celery and kombu that we claim.
@@ -161,8 +163,9 @@ containers: $(INSTALLED) ## Run workers in containers, and rewrite the second ta
 	@$(BIN)/python -m pytest tests/containers/check_scenes.py --show-capture no --accounts docs/reliability.md $(PYTEST_OPTIONS)
 	@SQS_TEST_NODES=docker $(BIN)/python -m pytest tests/e2e $(PYTEST_OPTIONS)
 
-others: $(OTHERS) ## Run others' tests on this transport, and rewrite the table of docs/compatibility.md
+others: $(OTHERS) $(AIRFLOW) ## Run others' tests on this transport, and rewrite the table of docs/compatibility.md
 	@cd tests && $(CURDIR)/.venvs/others/bin/python -m others.run
+	@.venvs/airflow/bin/python -m pytest -W default --programs require tests/others/check_airflow.py
 
 # Each into an environment of its own that has nothing but the package and its dependencies.
 package: $(INSTALLED) ## Build wheel and sdist into dist/, check them, and install each in a clean environment
@@ -247,6 +250,12 @@ $(OTHERS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)
 	$(call install,$(@D),-c constraints.txt -e . --group others)
 	$(call install,$(@D),--no-deps celery-batches==0.11 opentelemetry-test-utils==0.66b1)
+
+# These are another file's.
+$(AIRFLOW): pyproject.toml constraints.txt tests/others/airflow_constraints.txt
+	@mkdir -p $(MATRIX)
+	@grep -vE '^(amqp|billiard|celery|kombu|redis|vine)==' constraints.txt >$(MATRIX)/constraints-airflow.txt
+	$(call install,$(@D),-c $(MATRIX)/constraints-airflow.txt -c tests/others/airflow_constraints.txt -e . --group airflow)
 
 $(MONITORS): pyproject.toml constraints.txt
 	@mkdir -p $(MATRIX)
