@@ -139,6 +139,8 @@ class Pool:
             run.given_up = True
             run.given_up = lost.holder.settle(lost, Lapse())
         if run.given_up:
+            if run.early:
+                run.delivery.ran()
             if run in self.running:  # else it has just ended, too late to settle anything
                 self.running.remove(run)
             self.fill()
