@@ -25,6 +25,7 @@ IGNORED = "Task already running elsewhere, ignoring redelivered message"
 PROVIDER = "airflow.providers.celery.executors"
 SHOW = Path(__file__).with_name("airflow_settings.py")
 CELERY = PROGRAM.with_name("celery")
+HEALTH = PROGRAM.with_name("celery-sqs-health")
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,7 @@ def test_without_remote_control_a_task_stuck_in_its_queue_is_published_anew_all_
     worker, run = stuck(airflow, "unrevoked")
     assert airflow.scheduler.log.count("dropped a command to workers, since remote control is off") == 1
     assert "Invalid auth token" in worker.log  # the first message is older than its token
+    assert "celery@" in airflow.run("-n", "celery@%h", program=HEALTH)
     proxy.wait_for(lambda _: is_empty("unrevoked"), timeout=SOON)
     assert noted(airflow, run) == [("started", 1), ("ended", 1)]
     worker.stop()

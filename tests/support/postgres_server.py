@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 #: Debian keeps the server's programs out of `PATH`.
-PACKAGED = Path("/usr/lib/postgresql")
+INSTALLED = Path("/usr/lib/postgresql")
 #: Debian's package makes this user. The server refuses to run as root.
 USER = "postgres"
 START_SECONDS = 60
@@ -26,7 +26,7 @@ START_SECONDS = 60
 
 def postgres_programs() -> Path:
     """The directory of `initdb` and `postgres`; without them, the test ends here."""
-    found = [each.parent for each in PACKAGED.glob("*/bin/postgres")]
+    found = [each.parent for each in INSTALLED.glob("*/bin/postgres")]
     found += [Path(path).parent for path in [shutil.which("postgres")] if path]
     return found[0] if found else Path(missing("postgres"))
 
