@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from support import factories
 from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.hold.redelivery import Past
+from celery_sqs_visibility.delivery.hold.redelivery import Arrival, Past
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Split
+from celery_sqs_visibility.delivery.settle.copies import Sending
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Renew, Split
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -370,3 +373,60 @@ def test_a_message_of_which_no_copy_can_be_made_has_no_renewal(world, queue):
     (one,) = world.deliveries(queue, "a")
     eta = world.clock.wall() + 3600
     assert world.consumer.parking.renewal(one, eta, lambda _: None, {}) is None
+
+
+def newer(delivery):
+    """Its message, received once more."""
+    facts = replace(delivery.facts, receive_count=delivery.facts.receive_count + 1)
+    return replace(delivery, handle=f"{delivery.handle} again", facts=facts)
+
+
+@pytest.mark.parametrize(
+    ("settlement", "arrival"),
+    [(Delete(), Arrival.FINISHED), (Hide(9), Arrival.NEW)],
+    ids=["sent", "not sent"],
+)
+def test_what_comes_back_when_its_copies_are_sent_is_finished_and_else_is_not(
+    world, queue, settlement, arrival
+):
+    (one,) = world.deliveries(queue, "a")
+    consumer = world.consumer
+    assert consumer.ledger.claim(one)
+    assert consumer._settle_claimed(one, settlement)
+    assert not consumer._settle_claimed(one, settlement)
+    again = newer(one)
+    consumer.ledger.add([again])
+    assert consumer.redeliveries.check(again) is arrival
+
+
+def test_a_message_that_comes_back_just_as_its_copies_are_sent_is_settled_in_its_newest_delivery(
+    world, queue, monkeypatch
+):
+    (one,) = world.deliveries(queue, "a")
+    consumer, again = world.consumer, newer(one)
+    settle = consumer._settle_claimed
+
+    def settle_too_late(delivery, settlement):
+        if delivery is one:
+            consumer.ledger.add([again])
+            assert consumer.redeliveries.check(again) is Arrival.HELD
+            assert not settle(one, settlement), "the newer one has taken its place"
+            assert consumer.redeliveries._held[one.message_key] is again, "as which it is known"
+            return False
+        return settle(delivery, settlement)
+
+    monkeypatch.setattr(consumer, "_settle_claimed", settle_too_late)
+    assert consumer.ledger.claim(one)
+    sending = Sending(one, Renew(OutgoingMessage("copy"), {}, 9), next=1, sent=1, message_id="copy")
+    consumer._copied(sending)
+    assert consumer.ledger.all() == []
+    assert world.held() == 0
+
+
+def test_a_task_extends_the_newest_delivery_of_its_message(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    again = newer(one)
+    world.consumer.ledger.add([again])
+    assert world.consumer.redeliveries.check(again) is Arrival.HELD
+    one.extend(one.deadline + 100)
+    assert again.requested_deadline == one.deadline + 100

@@ -313,3 +313,16 @@ def test_a_message_whose_payload_goes_to_s3_shares_no_request(world):
     world.shared.send(world.queue, OutgoingMessage("x" * 200))
     first.result(SOON)
     assert [len(bodies) for bodies in world.requests()] == [1, 1]
+
+
+def test_who_has_waited_and_then_goes_alone_hears_that_sqs_refuses_the_message(world):
+    (first,) = world.call("first")
+    (second,) = world.call("second")
+    world.begin()
+    world.answer()
+    first.result(SOON)
+    world.begin()
+    world.sqs.fail_next("SendMessage", RequestRefusedError("no"))
+    world.answer()
+    with pytest.raises(RequestRefusedError, match="no"):
+        second.result(SOON)

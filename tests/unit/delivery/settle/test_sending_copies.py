@@ -315,3 +315,13 @@ def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
     sending.note_unsent(REMAINDER, None)
     assert sending.ended
     assert sending.remainder() is None
+
+
+def test_of_an_event_as_many_records_are_under_way_as_there_may_be_and_no_more():
+    records = [OutgoingMessage(str(n)) for n in range(100)]
+    sending = Sending(factories.delivery(factories.sqs_queue()), Split(records, "event", lambda _: None))
+    assert sending.begin() == list(range(BATCH_ENTRIES))
+    assert sending.begin() == []
+    sending.note_sent(0, "id")
+    sending.begin()
+    assert len(sending.under_way) == BATCH_ENTRIES * BATCHES_SIDE_BY_SIDE
