@@ -37,6 +37,7 @@ class Account:
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good
         self.ended = {}  # when messages were finished by this process, by id: run, copied, or a dead letter
+        self.lettered = {}  # the receive counts of dead letters, by the ids of their messages
         self.copied = {}  # keys of which this process has sent copies, by the delivery they were sent for
         self.too_late = set()  # deliveries that were to be copied after their deadlines
         self.counts = Counter()
@@ -102,11 +103,15 @@ class Account:
                 self.given_up.update(keys)
             case events.DeadLettered():
                 self.given_up.update(keys)
-                # The machine may have slept during the request, in which the message came back.
-                message = self.world.messages.get(event.delivery.message_id)
-                if message is None or message.receive_count == event.delivery.receive_count:
-                    self.check_not_ended(event.delivery.message_id)
-                    self.ended[event.delivery.message_id] = self.world.now
+                # The machine may have slept during the request, in which the message came back, and had
+                # another letter since.
+                message_id, receives = event.delivery.message_id, event.delivery.receive_count
+                message = self.world.messages.get(message_id)
+                latest = self.lettered.get(message_id, 0) if message is None else message.receive_count
+                if receives >= latest:
+                    self.check_not_ended(message_id)
+                    self.ended[message_id] = self.world.now
+                    self.lettered[message_id] = receives
 
     # Runs
 
