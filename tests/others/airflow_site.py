@@ -30,7 +30,7 @@ PROGRAM = Path(sys.executable).with_name("airflow")
 START_SECONDS = 90
 END_SECONDS = 60
 
-#: After so many seconds without a sign of life Airflow gives a task instance up. Its default is 300.
+#: Seconds without a sign of life after which Airflow gives up a task instance; 300 by default.
 HEARTBEAT_TIMEOUT = 10
 
 
@@ -140,7 +140,7 @@ class Airflow:
         return self._processes.enter_context(process)
 
     def run(self, *command: str, program: Path = PROGRAM, status: int = 0, **transport: Any) -> str:
-        """What a command printed that ends by itself, with that status."""
+        """Run a command that ends by itself, with that status; its output."""
         log = self.directory / f"ran-{'-'.join(command[:2])}.log"
         process = GuardedProcess([str(program), *command], log, self.environment(**transport), self.directory)
         with process:
@@ -167,7 +167,7 @@ class Airflow:
         return self.start(*command, env=env, **transport).wait_for_log(" ready.", START_SECONDS)
 
     def trigger(self, dag: str, seconds: float = 0) -> str:
-        """Have a DAG run, whose lasting task takes so long: the id of the run."""
+        """Start a run of a DAG, whose lasting task takes `seconds`; the id of the run."""
         body = {"logical_date": None, "conf": {"seconds": seconds}}
         answer = self._session().post(
             f"{self._api}/api/v2/dags/{dag}/dagRuns", json=body, timeout=START_SECONDS
@@ -176,7 +176,7 @@ class Airflow:
         return answer.json()["dag_run_id"]
 
     def rows(self, query: str, *values: object) -> list[tuple]:
-        """What the database answers."""
+        """The rows that the database answers with."""
         connection = psycopg2.connect(f"postgresql://{self.postgres.address}")
         try:
             with connection, connection.cursor() as cursor:

@@ -32,7 +32,7 @@ def postgres_programs() -> Path:
 
 
 class PostgresServer(GuardedProcess):
-    """One with an empty database `name`, which trusts whoever connects. `start()` returns when it listens."""
+    """A server with an empty database `name`, which trusts all; `start()` returns when it listens."""
 
     def __init__(self, directory: Path, name: str) -> None:
         self.port = free_port()

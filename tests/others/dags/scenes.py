@@ -14,7 +14,7 @@ SCENES = ["unbegun", "killed", "deploy", "deadline", "stuck", "unrevoked"]
 
 
 class Trouble(Exception):
-    """What a task fails with."""
+    """The error with which a task of the scenes fails."""
 
 
 def noted(event, context):

@@ -1,4 +1,4 @@
-"""What is known of a queue's permissions counts until SQS says otherwise."""
+"""The known permissions of a queue count until SQS says otherwise."""
 
 from __future__ import annotations
 
