@@ -17,7 +17,8 @@ Where tasks collect messages, as those of celery-batches do, one slot runs many 
 count takes the place of the slots.
 
 Where queues have an order, no queue is to wait for what others hold: one that may overtake them asks in any
-case until enough of its own messages wait here (`_to_overtake`). A queue's own `max_running` bounds all that.
+case until enough of its own messages wait here (`_to_overtake`). So it takes no turns, and its polls take
+none from those that it overtakes. A queue's own `max_running` bounds all that.
 
 A poll waits for 20 seconds. Where there are more queues than `polls`, idle queues take turns of 10 seconds.
 
@@ -116,8 +117,9 @@ class Snapshot(NamedTuple):
     occupied: int = 0  # messages that are held, and runs whose messages were settled when they began
     expected: int = 0  # messages asked for by polls that are likely to bring them
     unlikely: int = 0  # messages asked for by all other polls
-    idle_polls: int = 0  # how many other polls those are
+    idle_polls: int = 0  # how many other polls those are, but for those of queues that may overtake this one
     queues: int = 1  # that are consumed
+    overtakers: int = 0  # those of them that may overtake this one, if it may overtake none
     unpolled: int = 0  # other queues without a poll in flight
     unpolled_busy: int = 0  # the busy ones among them
     busy: bool = False  # whether this queue is
@@ -140,7 +142,12 @@ class Snapshot(NamedTuple):
         free = self.slots - taken
         if free <= 0:
             return 0
-        return free + max(1, self.prefetch_count - self.slots, self.queues // IDLE_QUEUE_PERIOD_SECONDS)
+        return free + max(1, self.prefetch_count - self.slots, self.in_turn // IDLE_QUEUE_PERIOD_SECONDS)
+
+    @property
+    def in_turn(self) -> int:
+        """Queues that share the polls of idle queues."""
+        return self.queues - self.overtakers
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +163,9 @@ def ask_for(now: Snapshot) -> Ask | None:
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
-    if crowded := now.queues > polls and now.ahead is None:
-        wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // now.queues), WAIT_TIME_SECONDS)
-        polls = min(polls, max(1, wait * now.queues // IDLE_QUEUE_PERIOD_SECONDS))
+    if crowded := (queues := now.in_turn) > polls and now.ahead is None:
+        wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // queues), WAIT_TIME_SECONDS)
+        polls = min(polls, max(1, wait * queues // IDLE_QUEUE_PERIOD_SECONDS))
     if now.busy:
         messages = _share(now, capacity - now.own_unlikely, now.unpolled_busy)
     elif crowded and now.idle_polls >= polls:

@@ -27,12 +27,13 @@ class QueueOrder:
         self._options_of = options_of
         self._credits: dict[str, int] = {}
         self._queues: set[str] = set()
-        self._last_rank = 0  # of these
+        self._before_last: frozenset[str] = frozenset()  # those of them whose rank is not the last
 
     def add(self, queue: str) -> None:
         """Add a queue that is consumed; harmless if it is known."""
         self._queues.add(queue)
-        self._last_rank = max(self._last_rank, self.rank(queue))
+        last = max(map(self.rank, self._queues))
+        self._before_last = frozenset(each for each in self._queues if self.rank(each) < last)
 
     def rank(self, queue: str) -> int:
         """Under "strict" the queue's place in the option `queues`: the lowest goes first."""
@@ -41,8 +42,12 @@ class QueueOrder:
     def overtakes(self, queue: str) -> bool:
         """Whether a message of the queue may be run before one of another queue that came first."""
         if self.order == "strict":
-            return self.rank(queue) < self._last_rank
+            return queue in self._before_last
         return self.order == "weighted" and len(self._queues) > 1
+
+    def overtakers(self, queue: str) -> frozenset[str]:
+        """The queues that may overtake this one, if it may overtake none."""
+        return frozenset() if queue in self._before_last else self._before_last
 
     def next(self, waiting: Collection[str]) -> str:
         """The queue whose turn it is, of one or more that have messages waiting."""

@@ -45,8 +45,8 @@ class Crowd:
         self.waiting = []  # queues that wait for capacity
         self.most_held = 0
         self._events, self._order = [], itertools.count()
-        for _ in self.queues:
-            self.capacity.add_queue()
+        for queue in self.queues:
+            self.capacity.add_queue(queue.name)
         for queue in self.queues:
             self._wait_for_capacity(queue)
         self._at(self.now + LOOK_SECONDS, self._look)

@@ -118,8 +118,8 @@ def capacity(prefetch_count=10, queues=1, *, slots=None, clock=None, prefetch_se
     pool = None if slots is None else lambda: Slots(slots, prefetch_count)
     made = ReceiveCapacity(prefetch_seconds, clock or FakeClock(), pool)
     made.prefetch_count = prefetch_count
-    for _ in range(queues):
-        made.add_queue()
+    for number in range(queues):
+        made.add_queue(f"q{number}")
     return made
 
 

@@ -105,3 +105,22 @@ def test_of_a_queue_no_more_run_at_once_than_it_allows_and_others_can_have_the_r
     assert {(poll.request["MaxNumberOfMessages"], poll.request["VisibilityTimeout"]) for poll in polls} == {
         (1, 77)
     }
+
+
+def test_the_last_queue_of_a_strict_order_is_polled_while_those_before_it_wait_for_messages(make_site):
+    """One slot, three queues; and the polls of the first two do not end at the same time."""
+    name = uuid.uuid4().hex
+    names = [f"{name}-{place}" for place in ("first", "second", "last")]
+    site = make_site(
+        {"worker_prefetch_multiplier": 1},
+        queue_order="strict",
+        queues={each: {} for each in names},
+        wait_time_seconds=1,
+    )
+    site.start(queues=names, concurrency=1)
+    for number in range(3):
+        for queue in (names[0], names[-1]):
+            site.proxy.wait_for_calls("ReceiveMessage", queue=names[1])
+            site.app.send_task("work.quick", (key := f"{queue} {number}",), queue=queue)
+            site.diary.wait_for("started", key=key)
+            site.proxy.clear()

@@ -10,7 +10,7 @@ import math
 import threading
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakSet
@@ -100,6 +100,14 @@ class AskedFor:
         self.fifo_expected = 0
         self.unlikely: Counter[str] = Counter()
         self.messages: Counter[str] = Counter()
+
+    def idle_polls(self, but_of: Collection[str]) -> int:
+        """How many polls are not likely to bring anything, those of some queues left out."""
+        idle = self.polls.total() - len(self.likely)
+        if not but_of:
+            return idle
+        likely = sum(each.queue in but_of for each in self.likely)
+        return idle + likely - sum(self.polls[queue] for queue in but_of)
 
     def add(self, reservation: Reservation, *, likely: bool) -> None:
         """A poll begins."""
@@ -203,7 +211,7 @@ class ReceiveCapacity:
         self._fifo = Held()  # those of FIFO queues
         # Held and extended, though nothing can be done with them now: their capacity is others'.
         self._aside: set[Delivery] = set()
-        self._queues = 0  # that poll or want to
+        self._queues: Counter[str] = Counter()  # that poll or want to, and how many times
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
         self._busy: set[str] = set()  # queues whose last poll brought something
         self._asked = AskedFor()
@@ -241,15 +249,15 @@ class ReceiveCapacity:
             slots = self._pool()
             return self._held.occupied - self._waiting_for_eta(slots) > self._limit(slots)
 
-    def add_queue(self) -> None:
+    def add_queue(self, queue: str) -> None:
         """One more queue shares the capacity."""
         with self._lock:
-            self._queues += 1
+            self._queues[queue] += 1
 
     def remove_queue(self, queue: str) -> None:
         """A queue polls no more. Called in a signal handler, too: serves no waiter."""
         with self._lock:
-            self._queues -= 1
+            self._queues[queue] -= 1
             self._removed.add(queue)
             self._busy.discard(queue)
 
@@ -437,11 +445,11 @@ class ReceiveCapacity:
         busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
         The queue's own capacity is looked at where it has changed: of one queue, or perhaps of any.
         """
-        refused: set[tuple[bool, bool]] = set()
+        refused: set[tuple[bool, bool, bool]] = set()
         turns, polls = self._turns, self._asked.polls
         for waiter in tuple(self._waiters):
             queue = waiter.queue
-            kind = queue in self._busy, waiter.fifo
+            kind = queue in self._busy, waiter.fifo, turns is not None and bool(turns.overtakers(queue))
             has_own = turns is not None and changed in (None, queue)
             if kind in refused and not has_own and queue not in polls:
                 continue
@@ -470,6 +478,8 @@ class ReceiveCapacity:
         fifo_limit = (fillable or BATCH_ENTRIES) + waiting_for_eta
         fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
         polled = queue in asked.polls
+        queues = self._queues.total()
+        overtakers = self._turns.overtakers(queue) if self._turns else ()
         return Snapshot(
             slots=fillable,
             limit=self._limit(slots),
@@ -477,9 +487,10 @@ class ReceiveCapacity:
             occupied=self._held.occupied - waiting_for_eta,
             expected=asked.expected,
             unlikely=asked.unlikely.total(),
-            idle_polls=asked.polls.total() - len(asked.likely),
-            queues=self._queues,
-            unpolled=max(0, self._queues - len(asked.polls) - (not polled)),
+            idle_polls=asked.idle_polls(but_of=overtakers),
+            queues=queues,
+            overtakers=sum(self._queues[each] for each in overtakers),
+            unpolled=max(0, queues - len(asked.polls) - (not polled)),
             unpolled_busy=len(self._busy - asked.polls.keys() - {queue}),
             busy=queue in self._busy,
             polled=polled,

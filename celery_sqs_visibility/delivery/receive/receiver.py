@@ -226,7 +226,7 @@ class Receiver:
             if self._started or self.stopping:
                 return
             self._started = True
-            self._capacity.add_queue()
+            self._capacity.add_queue(self.queue.name)
             self._start_poller()
 
     def stop(self) -> None:
@@ -439,7 +439,7 @@ class Receiver:
                     self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
                 self._schedule.poll_now()
         finally:
-            self._capacity.add_queue()
+            self._capacity.add_queue(self.queue.name)
         return True
 
     def _sleep(self) -> bool:

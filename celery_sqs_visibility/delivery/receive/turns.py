@@ -165,6 +165,13 @@ class Turns:
         with self._lock:
             return self._order.overtakes(queue)
 
+    def overtakers(self, queue: str) -> frozenset[str]:
+        """The queues that may overtake this one, if it may overtake none."""
+        if self._runnable() is None:
+            return frozenset()
+        with self._lock:
+            return self._order.overtakers(queue)
+
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
         """Fields of `Snapshot` for one queue: `room` to ask for more, and messages `ahead` of its runs."""
         taken = self.held(queue) + asked

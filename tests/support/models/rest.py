@@ -47,8 +47,8 @@ def check_waiters(capacity, world):
     A share of a queue that was paused or stopped is not: that happens in signal handlers, too. The supervisor
     gives it to others.
     """
-    if capacity._queues != world.shares:
-        world.shares, world.shared_at = capacity._queues, world.now
+    if (shares := capacity._queues.total()) != world.shares:
+        world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
     settled = world.now - checked_since > CHECK_INTERVAL_SECONDS
     if settled and world.options["prefetch_seconds"] == 0:

@@ -165,6 +165,15 @@ def test_where_queues_take_turns_each_is_polled_twice_in_20_seconds_at_the_most(
         assert polls / wait <= max(1, now.queues / IDLE_QUEUE_PERIOD_SECONDS)
 
 
+@given(snapshots(), st.integers(1, 300), st.integers(0, 300))
+def test_queues_that_may_overtake_take_no_turns_from_the_others(now, overtakers, unpolled):
+    unpolled = now.unpolled + min(unpolled, overtakers)
+    among_them = now._replace(queues=now.queues + overtakers, overtakers=overtakers, unpolled=unpolled)
+    alone, ask = ask_for(now), ask_for(among_them)
+    assert not alone or (ask and ask.wait == alone.wait)
+    assert not ask or alone or now.queues == 1, "a queue that is alone waits for a whole batch"
+
+
 @pytest.mark.parametrize(
     ("queues", "slots", "ask"),
     [

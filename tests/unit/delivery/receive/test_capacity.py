@@ -123,7 +123,7 @@ def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
 def test_a_queue_that_is_added_late_is_polled_though_the_first_has_taken_the_capacity():
     shared = capacity(8, slots=2)
     assert asked(shared, "early") == 2
-    shared.add_queue()
+    shared.add_queue("late")
     late = shared.reserve("late", 0)
     assert (late.messages, late.wait) == (1, WAIT_TIME_SECONDS)
     assert asked(shared, "late") == 0  # that is one poll, and no helpers
@@ -238,7 +238,7 @@ def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queu
     clock = FakeClock()
     shared = capacity(2, slots=2, queues=0, clock=clock)
     for name in "ab":
-        shared.add_queue()
+        shared.add_queue(name)
         shared.received(shared.reserve(name, 0), 1)
     for _ in range(2):
         shared.release(began=0.0)
@@ -277,7 +277,7 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def join(self):
         self.queues += 1
-        self.capacity.add_queue()
+        self.capacity.add_queue(f"q{self.queues}")
 
     @precondition(lambda self: self.queues)
     @rule()
@@ -395,7 +395,7 @@ def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_cou
     clock, idle = FakeClock(), True
     shared = ReceiveCapacity(1, clock, lambda: Slots(2, 20, idle=idle))
     shared.prefetch_count = 20
-    shared.add_queue()
+    shared.add_queue("q")
     fill(shared, 2)
     shared.replace_stuck(clock.monotonic())
     assert asked(shared) == 0, "they may begin any moment"

@@ -182,8 +182,8 @@ def test_an_idle_receiver_at_the_defaults_polls_three_times_a_minute(receiving):
 def test_a_retry_does_not_wait_for_the_turn_of_its_queue(receiving):
     world = receiving(prefetch_count=2, interval=0)
     for name in "abcdefghijklmnopqrst":
-        world.capacity.add_queue()
-        world.capacity.add_waiter(f"another: {name}")
+        world.capacity.add_queue(another := f"another: {name}")
+        world.capacity.add_waiter(another)
     world.receiver.start()
     wait_until(
         lambda: world.capacity.waiting.get(timeout=SOON) == world.name, SOON, "it to wait for its turn"
@@ -198,8 +198,8 @@ def test_stop_before_start_leaves_the_others_their_share(receiving):
     world = receiving()
     world.receiver.stop()
     world.receiver.start()
-    for _ in range(2):
-        world.capacity.add_queue()
+    for name in "ab":
+        world.capacity.add_queue(name)
     assert world.capacity.reserve("q", 0).messages == 5
 
 

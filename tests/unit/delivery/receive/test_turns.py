@@ -41,7 +41,7 @@ class World:
         self.buffer = Buffer()
         self.turns.attach(self.buffer, lambda: self.of_pool)
         for name in self.names_of_queues:
-            self.capacity.add_queue()
+            self.capacity.add_queue(name)
             self.turns.add_queue(name)
 
     def arrive(self, name, number=1):
@@ -265,6 +265,42 @@ def test_waiters_are_served_in_the_order_of_the_queues():
     world.capacity.release(queue="high")
     assert waiters["high"].reservation
     assert waiters["low"].reservation is None
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("multiplier", [1, 4])
+@pytest.mark.parametrize("number", [2, 3, 5, 13])
+def test_every_queue_of_a_strict_order_is_polled_at_all_times(slots, multiplier, number):
+    names = [f"q{place}" for place in range(number)]
+    world = World(slots=slots, prefetch_count=slots * multiplier, names=names, **{name: {} for name in names})
+    polls = [world.capacity.reserve(name, 0) for name in names]
+    assert all(polls)
+    for poll in polls:
+        world.capacity.received(poll, 0)
+        assert world.asked(poll.queue), "though all others wait for messages"
+
+
+def test_the_last_queues_of_a_strict_order_take_turns_whatever_is_polled_before_them():
+    last = [f"import-{number}" for number in range(12)]
+    world = World(slots=1, prefetch_count=1, names=["high", "low", *last], **{"import-*": {}})
+    assert [world.asked(name) for name in ("high", "low")] == [1, 1]
+    polls = [world.capacity.reserve(name, 0) for name in last]
+    assert [(poll.messages, poll.wait) if poll else None for poll in polls] == [(1, 1), *[None] * 11]
+    waiter = world.capacity.add_waiter(last[-1])
+    world.capacity.received(polls[0], 0)
+    assert waiter.reservation
+
+
+def test_a_queue_that_has_enough_does_not_keep_those_it_overtakes_from_their_turns():
+    names = ["first", "second", "third", "last"]
+    world = World(slots=2, names=names, **{name: {} for name in names})
+    assert [world.asked(name) for name in names[1:3]] == [1, 1]
+    world.capacity.hold(1, queue="first")  # it waits to be handed over
+    world.capacity.hold(1, queue="last")
+    waiters = [world.capacity.add_waiter(name) for name in ("first", "last")]
+    assert [waiter.reservation for waiter in waiters] == [None, None]
+    world.capacity.release(queue="third")
+    assert [waiter.reservation is not None for waiter in waiters] == [False, True]
 
 
 def test_a_task_that_has_no_slot_may_wait_for_its_rate():
