@@ -295,8 +295,8 @@ class DeliveryHolder(ABC):
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
         """Send the dead letter, and submit the settlement that follows. A settler's thread."""
         if self._dead_letters.send(delivery, letter):
-            emit(events.DeadLettered(delivery.facts, letter.reason))
             self.redeliveries.finish(delivery)
+            emit(events.DeadLettered(delivery.facts, letter.reason))
             delivery.pointer = None  # the payload is the copy's now
             self._resume(delivery, Delete())
         elif not self.ledger.postponed(delivery, letter.otherwise):

@@ -37,7 +37,7 @@ class Account:
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good
         self.ended = {}  # when messages were finished by this process, by id: run, copied, or a dead letter
-        self.lettered = {}  # the receive counts of dead letters, by the ids of their messages
+        self.received = Counter()  # the highest receive count that this process has seen, by message id
         self.copied = {}  # keys of which this process has sent copies, by the delivery they were sent for
         self.too_late = set()  # deliveries that were to be copied after their deadlines
         self.counts = Counter()
@@ -97,21 +97,22 @@ class Account:
         self.counts[type(event).__name__] += 1
         keys = self.keys_by_id(event.delivery.message_id)
         match event:
+            case events.Received():
+                self.received[event.delivery.message_id] = event.delivery.receive_count
             case events.Lost():
                 self.disturb(keys)
             case events.Unreadable():
                 self.given_up.update(keys)
             case events.DeadLettered():
                 self.given_up.update(keys)
-                # The machine may have slept during the request, in which the message came back, and had
-                # another letter since.
+                # The machine may have slept during the request, in which the message came back, and was run
+                # or had another letter since.
                 message_id, receives = event.delivery.message_id, event.delivery.receive_count
                 message = self.world.messages.get(message_id)
-                latest = self.lettered.get(message_id, 0) if message is None else message.receive_count
+                latest = self.received[message_id] if message is None else message.receive_count
                 if receives >= latest:
                     self.check_not_ended(message_id)
                     self.ended[message_id] = self.world.now
-                    self.lettered[message_id] = receives
 
     # Runs
 

@@ -8,7 +8,7 @@ from support.scheduler import MOMENT
 
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
-#: Seconds in which the threads of a worker end that is closed: a long poll, and more.
+#: Seconds in which a poll, and the threads of a worker that is closed, end: a long poll, and more.
 END_SECONDS = 30
 
 #: Times that the model of a worker goes on until all is done.
@@ -71,9 +71,11 @@ def check_rest(world):
             if not left:
                 break
             # Others of its group wait behind a hidden message of a FIFO queue. Nothing is held meanwhile, so
-            # the machine may as well sleep.
+            # the machine may as well sleep, but for the poll that is to bring it.
             hidden = [message.visible_at for message in left if message.visible_at > world.now]
-            world.clock.advance(min(hidden, default=world.now) - world.now)
+            wait = min(hidden, default=world.now) - world.now
+            world.clock.advance(max(0, wait - END_SECONDS))
+            world.scheduler.advance(min(wait, END_SECONDS))
     assert not left, f"all is done: {left}"
     check_nothing_is_kept(world)
     world.do(world.consumer.close, name="close")

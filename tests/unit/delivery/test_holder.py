@@ -24,6 +24,7 @@ from celery_sqs_visibility.events import (
     Released,
     Started,
     Superseded,
+    subscribe,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
@@ -121,6 +122,20 @@ def test_what_failed_for_good_is_moved_to_the_dead_letters_with_the_reason(
     assert (factories.left(redriven), factories.left(dead_letters)) == (0, 1)
     actions = [name for name, _ in world.sqs.calls if name in ("SendMessage", DELETES)]
     assert actions[-2:] == ["SendMessage", DELETES]
+
+
+def test_what_has_a_dead_letter_is_deleted_if_it_comes_back_while_a_listener_hears_of_it(
+    world, redriven, dead_letters, events
+):
+    (one,) = world.deliveries(redriven, "a")
+    unsubscribe = subscribe(lambda _letter: world.come_back(redriven), DeadLettered)
+    try:
+        one.give_up("its last attempt failed", lambda: "the body")
+        assert len(events.wait(FinishedBefore)) == 1
+    finally:
+        unsubscribe()
+    events.wait(Deleted)
+    assert (len(world.buffer), factories.left(dead_letters)) == (0, 1)
 
 
 @pytest.mark.parametrize("error", [AccessDeniedError("no leave to send"), RequestRefusedError("too large")])
