@@ -145,13 +145,17 @@ def test_so_is_one_whose_handler_celery_installs_at_the_first_ctrl_c(asked):
 
 
 def test_the_first_sigint_ends_with_the_status_of_sigterm(ending, consumer):
-    def worker_Warm(_number, _frame):  # noqa: N802 - Celery's name
+    numbers = []
+
+    def worker_Warm(number, _frame):  # noqa: N802 - Celery's name
+        numbers.append(number)
         state.should_stop = 1
 
     signal.signal(signal.SIGINT, worker_Warm)
     ending.start(consumer)
     signal.raise_signal(signal.SIGINT)
     assert state.should_stop == 0
+    assert numbers == [signal.SIGINT]
 
 
 def test_a_worker_on_another_thread_does_not_wait_for_its_polls(ending, consumer, asked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from support.aws_events import eventbridge, s3_notification
 from support.factories import sqs_queue
 
 from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility.policy.option_parsers import CALLABLE
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.worker.bound_tasks import take_events
@@ -71,7 +73,10 @@ def test_tasks_and_adapter_take_messages(take):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"message_adapter": f"{__name__}:missing"}, "which cannot be imported: module"),
+        (
+            {"message_adapter": f"{__name__}:missing"},
+            f"expected message_adapter to be {re.escape(CALLABLE)}, got .* which cannot be imported: module",
+        ),
         ({"message_adapter": f"{__name__}:NOT_CALLABLE"}, "NOT_CALLABLE', which is 5"),
     ],
 )

@@ -197,13 +197,17 @@ def test_a_skipped_part_of_a_canvas_is_warned_of_unless_the_task_itself_was_proc
 @pytest.mark.parametrize(
     "why", [Processing(29.5, "another-message/run"), "the store is down", Unanswered("no answer", 7.0)]
 )
-def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why):
+def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why, caplog):
+    caplog.set_level("INFO")
     made = make(receive_count=3)
     end(made, why)
     assert made.settled == [Renew(COPY, {}, park=30)]
     ((seconds, retries),) = made.asked
     assert 29 < seconds <= 30
     assert retries == 2  # and not three: this receive was no attempt
+    assert {record.sqs["key"] for record in caplog.records if hasattr(record, "sqs")} == {
+        made._ownership["key"]
+    }
 
 
 def test_a_run_that_had_no_answer_from_the_store_tells_the_main_process(make):
@@ -286,6 +290,18 @@ def test_a_failure_that_its_child_decided_releases_nothing_here(make):
     made.dispatch()
     made.on_failure(exc_info(ValueError()), return_ok=True)
     assert made.worker.key_leases.released == []
+
+
+def test_a_failure_that_celery_decides_is_an_event_unless_it_says_otherwise(make):
+    told = []
+    for options in ({}, {"send_failed_event": False}):
+        made = make(max_retries=0)
+        made.eventer = SimpleNamespace(
+            enabled=True, groups=set(), send=lambda kind, **fields: told.append((kind, fields["uuid"]))
+        )
+        made.dispatch()
+        made.on_failure(exc_info(ValueError()), **options)
+        assert told == [("task-failed", made.id)]
 
 
 class Context:

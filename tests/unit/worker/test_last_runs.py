@@ -96,6 +96,7 @@ def test_runs_that_were_acknowledged_early_are_told_as_lost_and_ended_once(caplo
     assert (run.ends, runs.acknowledged_early(), runs.any_ended) == (1, [], True)
     assert caplog.text.count("shutdown: lost: it was acknowledged when it began") == 1
     assert "task=task task_id=id" in caplog.text
+    assert [record.sqs for record in caplog.records] == [{"task": "task", "task_id": "id"}]
 
 
 def test_a_run_at_the_end_of_a_chord_is_ended_a_moment_later():

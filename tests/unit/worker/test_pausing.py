@@ -37,6 +37,7 @@ class QueueConsumer:
 
     def __init__(self):
         self.noticed, self.unstarted = [], [Delivery()]
+        self.asked_of = []  # queues whose waiting messages were to be given back
         self.runs = Request()
         self.ledger = SimpleNamespace(all=lambda: [self.runs.delivery, *self.unstarted])
 
@@ -47,6 +48,7 @@ class QueueConsumer:
         self.noticed.append(queue)
 
     def give_back_unstarted(self, queue):
+        self.asked_of.append(queue)
         given_back, self.unstarted = self.unstarted, []
         return given_back
 
@@ -77,14 +79,16 @@ def panel(consumer):
     return call
 
 
-def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer):
+def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer, caplog):
+    caplog.set_level("INFO")
     answer = panel("sqs_pause", queue="q", seconds=60)
     assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "running": 1}}
     wait_until(lambda: len(panel.context.forgotten) == 1, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
     assert queues["q"] == {**answer["ok"], "held": 1}
     assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "running": 0}
-    assert consumer.noticed == ["q"]
+    assert (consumer.noticed, consumer.asked_of) == (["q"], ["q"])
+    assert "queue 'q' is paused for 60 s" in caplog.text
 
 
 def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consumer):
@@ -100,13 +104,15 @@ def test_where_there_is_no_thread_the_answer_says_that_nothing_was_given_back(pa
     assert panel.context.pauses.get("q")
 
 
-def test_resuming_twice_is_harmless(panel, consumer):
+def test_resuming_twice_is_harmless(panel, consumer, caplog):
+    caplog.set_level("INFO")
     assert panel("sqs_pause", queue="q")["ok"]["seconds_left"] is None
     assert [panel("sqs_resume", queue="q") for _ in range(2)] == [
         {"ok": {"was_paused": True}},
         {"ok": {"was_paused": False}},
     ]
     assert not panel("sqs_queues")["queues"]["q"]["paused"]
+    assert "queue 'q' is paused until it is resumed" in caplog.text
 
 
 @pytest.mark.parametrize("command", ["sqs_pause", "sqs_resume"])

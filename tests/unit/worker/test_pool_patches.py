@@ -233,6 +233,44 @@ def watched(apply_async, *, processes):
     return pool.apply_async
 
 
+def test_what_cannot_be_pickled_is_refused_and_its_job_forgotten_unless_a_process_has_it():
+    def job_of(request, *, accepted=False):
+        return SimpleNamespace(
+            _accepted=accepted,
+            _accept_callback=request.on_accepted,
+            discard=lambda: discarded.append((request, accepted)),
+        )
+
+    def apply_async(*_args, **_options):
+        raise TypeError("cannot pickle")
+
+    discarded, refused = [], []
+    unsent, another = (DeliveryRequest.__new__(DeliveryRequest) for _ in range(2))
+    unsent.id, unsent.is_early, unsent.delivery = "an id", False, None
+    unsent._message = SimpleNamespace(refuse=lambda reason, others_may: refused.append((reason, others_may)))
+    jobs = [job_of(unsent), job_of(another), job_of(unsent, accepted=True)]
+    pool = SimpleNamespace(apply_async=apply_async, _pool=SimpleNamespace(_cache=dict(enumerate(jobs))))
+    watch_runs(pool, WorkerContext(has_processes=True))
+    with pytest.raises(TaskRevokedError):
+        pool.apply_async(print, accept_callback=unsent.on_accepted)
+    assert discarded == [(unsent, False)]
+    assert refused == [("it cannot be sent to a pool process: TypeError('cannot pickle')", True)]
+
+
+def test_what_a_pool_of_threads_tells_of_a_run_reaches_its_callbacks_whole():
+    told = []
+
+    def note(*args, **kwargs):
+        told.append((args, kwargs))
+
+    def apply_async(_target, _args, _kwargs, **options):
+        options["accept_callback"](1, at=2.0)
+        options["callback"]("result", by=3)
+
+    watched(apply_async, processes=False)(print, accept_callback=note, callback=note)
+    assert told == [((1,), {"at": 2.0}), (("result",), {"by": 3})]
+
+
 class Asked(DeliveryRequest):
     """A request of a task that was acknowledged when it began, or is when it ends."""
 

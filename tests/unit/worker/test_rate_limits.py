@@ -147,6 +147,15 @@ def test_who_makes_no_room_has_no_slot_either_until_its_turn(make):
     assert make.resting == [requests[5].delivery]
 
 
+def test_who_makes_no_room_and_did_not_come_from_sqs_keeps_its_slot(make, monkeypatch):
+    monkeypatch.setattr(rate_limits, "MOST_HELD", 0)
+    consumer, arrive = make()
+    for _ in range(6):
+        arrive(type("Request", (), {})())
+    assert (len(make.bucket.contents), make.resting) == (5, [])
+    assert consumer.qos.value == SLOTS
+
+
 def test_there_is_a_limit_to_who_is_put_off(make, monkeypatch):
     monkeypatch.setattr(rate_limits, "MOST_AWAY", 5)
     _, arrive = make()

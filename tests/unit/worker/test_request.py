@@ -226,11 +226,12 @@ def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
     assert holder.settled == [Delete()]
 
 
-def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, holder):
+def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, holder, caplog):
     running.worker.pool.terminate_job = lambda *_: holder.settled.append("killed")
     running.end_lost_run(running.delivery)
     running.on_failure(exc_info(Terminated(15)))
     assert holder.settled == [Lapse(), "killed"]
+    assert f"Task {running.name}[{running.id}] is ended: its message is lost" in caplog.text
 
 
 def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_begun_is_not_ended(
@@ -312,6 +313,23 @@ def test_of_a_message_from_another_broker_nothing_is_settled_or_measured_here(ru
     assert running.acknowledged
     assert not running._has_attempts_left()
     assert holder.calls == holder.settled == []
+
+
+def test_a_message_from_another_broker_is_acknowledged_there(make):
+    one, acknowledged = make(), []
+    one.delivery, one._on_ack = None, lambda *_: acknowledged.append(one.id)
+    one.acknowledge()
+    assert acknowledged == [one.id]
+
+
+@pytest.mark.parametrize("requeue", [False, True])
+def test_a_rejection_is_an_event_as_celery_sends_it(running, requeue):
+    told = []
+    running.eventer = SimpleNamespace(
+        enabled=True, groups=set(), send=lambda kind, **fields: told.append((kind, fields.get("requeue")))
+    )
+    running.reject(requeue=requeue)
+    assert told == [("task-rejected", requeue)]
 
 
 def test_what_was_acknowledged_before_is_not_rejected(running, holder):

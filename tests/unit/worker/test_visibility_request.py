@@ -343,11 +343,17 @@ def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(m
 
 
 def test_the_task_hears_of_a_lost_run_that_comes_back_with_its_arguments(make, monkeypatch):
-    one, told = make(), []
-    monkeypatch.setattr(type(one.task), "on_retry", lambda _, *args: told.append(args))
+    one, told, requests = make(), [], []
+
+    def on_retry(task, *args):
+        told.append(args)
+        requests.append(task.request.id)
+
+    monkeypatch.setattr(type(one.task), "on_retry", on_retry)
     failure = exc_info(LOST)
     one.on_failure(failure)
     ((exc, task_id, args, kwargs, info),) = told
+    assert requests == [one.id]
     assert (task_id, args, kwargs) == (one.id, one.args, one.kwargs)
     assert kwargs is not None
     assert isinstance(exc, WorkerLostError)
@@ -372,6 +378,19 @@ def test_a_failure_for_good_of_what_was_acknowledged_before_gives_nothing_up(mak
 
 def test_a_backend_that_claims_no_chord_keeps_nobody_from_it(make):
     assert chord_claim_seconds(make().task, CHORD) == 0.0
+
+
+def test_what_was_acknowledged_before_is_run_however_often_it_was_received(make):
+    one = make(max_retries=0, facts={"receive_count": 2})
+    one.acknowledged = True
+    assert not one.revoked()
+
+
+def test_the_loss_of_a_run_that_was_cancelled_is_no_failure(make, failures):
+    one = make()
+    one.say_cancelled()
+    one.on_failure(exc_info(LOST))
+    assert failures == []
 
 
 def test_the_loss_of_a_run_that_was_revoked_is_celerys(make, failures):
