@@ -44,10 +44,11 @@ def check_batch_threads(threads, now):
 def check_waiters(capacity, world):
     """Free capacity is given to those that wait for it.
 
-    A share of a queue that was paused or stopped is not: that happens in signal handlers, too. The supervisor
-    gives it to others.
+    A share of a queue that was paused or stopped is not: that happens in signal handlers, too. Nor is what a
+    queue may have from when another is known that it overtakes. The supervisor gives them that.
     """
-    if (shares := capacity._queues.total()) != world.shares:
+    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0
+    if shares != world.shares:
         world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
     settled = world.now - checked_since > CHECK_INTERVAL_SECONDS

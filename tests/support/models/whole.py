@@ -150,7 +150,7 @@ class Whole(RuleBasedStateMachine):
         self.pauses = Pauses(self.clock)
         self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.has_started = self.ending = self.dying = False
-        self.shares, self.shared_at = 0, 0.0  # see `check_waiters`
+        self.shares, self.shared_at = (0, 0), 0.0  # see `check_waiters`
         self.consumer = factories.queue_consumer(
             self.clock,
             buffer=self.buffer,
