@@ -95,12 +95,12 @@ def test_no_poll_begins_until_the_queue_is_resumed(polling):
     wait_until(lambda: not polls(world, queue), SOON, "the poll's end")
     wait_for_counts(queue, 1, 0)
     assert not arrived(world, 1)
-    assert world.consumer.capacity._queues == 0
+    assert world.consumer.capacity._queues.total() == 0
     (facts,) = world.consumer.polling_facts(SYSTEM_CLOCK.monotonic() + 3600)
     assert facts == PollingFacts(queue.name, paused=True), "and is not late"
     resume(world, queue)
     wait_until(lambda: arrived(world, 1), SOON, "the message")
-    assert world.consumer.capacity._queues == 1
+    assert world.consumer.capacity._queues.total() == 1
 
 
 def test_a_pause_for_a_time_ends_without_anybody(polling):
@@ -186,7 +186,7 @@ def test_a_connection_made_anew_finds_the_pause(make):
     world.consumer = world.new_consumer()
     world.consumer.consume(queue, world.on_message(world.handed.append))
     assert world.consumer.consumed() == [queue.name]
-    wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
+    wait_until(lambda: world.consumer.capacity._queues.total() == 0, SOON, "its receiver to wait")
     resume(world, queue)
     wait_until(lambda: arrived(world, 1), SOON, "the message")
 
@@ -196,10 +196,10 @@ def test_a_stop_ends_a_pause_and_leaves_the_capacity_as_it_was(make):
     queue = world.queue()
     pause(world, queue)
     world.consume(queue)
-    wait_until(lambda: world.consumer.capacity._queues == 0, SOON, "its receiver to wait")
+    wait_until(lambda: world.consumer.capacity._queues.total() == 0, SOON, "its receiver to wait")
     world.consumer.cancel(queue.name)
     wait_until(lambda: not world.consumer._receivers.get(queue.name)._threads, SOON, "its thread to end")
-    assert world.consumer.capacity._queues == 0
+    assert world.consumer.capacity._queues.total() == 0
 
 
 @pytest.mark.parametrize("own", [{}, {"max_running": 1}])
