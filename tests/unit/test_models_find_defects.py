@@ -29,7 +29,6 @@ from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
@@ -178,7 +177,6 @@ LINES = [
     (RunWatch._end_if_inactive, "inactivity.end_run()", "pass", "a run that shows no life is ended"),
     (Settler._finish, "self._done.notify_all()", "pass", "nobody has notified"),
     (Settler.flush, "self.batch_threads.wake()", "pass", "nobody has woken the thread that settles"),
-    (Shutdown.flush, "+ HAND_BACK_SECONDS", "", "all is done"),
     (QueueConsumer._put, "self._heartbeat.notice()", "pass", "no thread extends messages"),
     (QueueConsumer.notice_pause, "receiver.wake()", "pass", "nobody has notified <sqs-receive"),
     (QueueConsumer.notice_pause, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),
