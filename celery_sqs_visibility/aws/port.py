@@ -159,7 +159,7 @@ class SQS(Protocol):
         ...
 
     def discard_idle_connections(self) -> None:
-        """Use new connections from now on: the others may be dead. No request; calls in flight go on."""
+        """Use new connections from now on, since answers fail to come. No request; calls in flight go on."""
         ...
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:

@@ -203,7 +203,6 @@ class Receiver:
         self.in_flight: list[Poll] = []
         self.failures = 0
         self._answered = False  # whether a poll has ever succeeded
-        self._unreachable = False  # whether a poll got no answer, and none has since
         self._started = False
         self.stopping = False
         self._threads: set[threading.Thread] = set()
@@ -492,7 +491,6 @@ class Receiver:
     def _count_failure(self, error: SQSError) -> None:
         with self._lock:
             self.failures += 1
-            self._unreachable |= isinstance(error, UnavailableError)
             is_new = (
                 self.queue.origin == "created" and not self._answered and self.failures <= NEW_QUEUE_FAILURES
             )
@@ -504,7 +502,6 @@ class Receiver:
     def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()
         with self._lock:
-            unreachable, self._unreachable = self._unreachable, False
             probe = self.failures > 0 and poll.wait < self._wait
             self.failures = 0
             self._answered = True
@@ -515,8 +512,6 @@ class Receiver:
                 self._schedule.polled(now, message_ids, took=took)
                 # A helper's poll, or a late one, may have shown a sleeping thread that the queue is busy.
                 self._changed.notify_all()
-        if unreachable:  # what was connected before may be dead without a sign, and the next long poll hang
-            self.queue.sqs.discard_idle_connections()
         if self._outage.error is not None:
             self._outage.success(poll.started)
         if ReceiveEnded.is_wanted():
