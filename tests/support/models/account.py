@@ -15,7 +15,7 @@ from support.factories import TIMEOUT
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
-from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, HUNG_AFTER_SECONDS
 
 
 class Account:
@@ -37,7 +37,8 @@ class Account:
         self.awake_since = 0.0
         self.finished_here = set()  # keys of runs that have ended here, for good
         self.ended = {}  # when messages were finished by this process, by id: run, copied, or a dead letter
-        self.received = Counter()  # the highest receive count that this process has seen, by message id
+        self.received = Counter()  # the receive count that this process has seen last, by message id
+        self.lettered = {}  # the receive counts of dead letters, by the ids of their messages
         self.copied = {}  # keys of which this process has sent copies, by the delivery they were sent for
         self.too_late = set()  # deliveries that were to be copied after their deadlines
         self.counts = Counter()
@@ -110,9 +111,15 @@ class Account:
                 message_id, receives = event.delivery.message_id, event.delivery.receive_count
                 message = self.world.messages.get(message_id)
                 latest = self.received[message_id] if message is None else message.receive_count
-                if receives >= latest:
+                if receives >= latest and not self._was_sent_again(message_id, receives):
                     self.check_not_ended(message_id)
                     self.ended[message_id] = self.world.now
+                    self.lettered[message_id] = receives
+
+    def _was_sent_again(self, message_id, receives):
+        """A letter whose request the machine slept through: it was taken for a hanging one."""
+        slept = self.world.now - self.awake_since < 2 * HUNG_AFTER_SECONDS
+        return slept and self.lettered.get(message_id) == receives
 
     # Runs
 
