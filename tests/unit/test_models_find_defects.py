@@ -29,6 +29,7 @@ from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
@@ -227,3 +228,19 @@ def test_a_line_that_is_left_out_is_found(function, line, instead, sentence, mon
             if sentence in said[-1]:
                 return
     raise AssertionError(said)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drain_that_takes_no_time_to_hand_back_is_found(seed, monkeypatch):
+    """In a world that is told: in one of chance hardly any drain has the calm for it."""
+    replace_line(Shutdown.flush, "+ HAND_BACK_SECONDS", "", monkeypatch)
+    world = Whole(seed)
+    try:
+        world.wait(40)
+        world.publish("second", count=12)
+        world.wait(3)
+        world.shut_down(1)
+        with pytest.raises(AssertionError, match="a drain has the time to settle"):
+            world.wait(10)
+    finally:
+        world.close()

@@ -89,7 +89,8 @@ def is_busy(world):
     """Requests under way count too: a message that is given up may still be deleted."""
     consumer, pool = world.consumer, world.pool
     held = len(consumer.ledger) or consumer._settler._unfinished or consumer._copies.unfinished
-    return world.ending or held or pool.running or pool.starting or pool.reserved
+    starting = not world.has_started or world.ending
+    return starting or held or pool.running or pool.starting or pool.reserved
 
 
 def is_given_up(world, message):
