@@ -75,13 +75,15 @@ KIND_OF: Final[Mapping[type[Settlement], type[Settlement]]] = {
 class PendingSettlement(NamedTuple):
     """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
 
-    At `done_by` SQS may show the message, since it may have carried out a try whose answer was lost.
+    After a try whose answer was lost SQS may have carried it out, and may show a message that was hidden
+    from `done_by` on.
     """
 
     delivery: Delivery
     settlement: Settlement
     since: float
     failures: int = 0
+    answer_lost: bool = False
     done_by: float = math.inf
 
     @property
@@ -340,8 +342,10 @@ class Settler:
     ) -> bool:
         """Send it again at `not_before`; `False` if it failed for good."""
         again = tried._replace(failures=tried.failures + 1, since=not_before)
-        if isinstance(error, AnswerLostError) and KIND_OF[type(tried.settlement)] is Hide:
-            again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
+        if isinstance(error, AnswerLostError):
+            again = again._replace(answer_lost=True)
+            if pending.kind is Hide:
+                again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
         if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
         with self._lock:
@@ -380,7 +384,7 @@ def _was_done_before(one: PendingSettlement, error: SQSError) -> bool:
     """
     return (
         isinstance(error, ReceiptHandleInvalidError)
-        and one.failures > 0
+        and one.answer_lost
         and not one.delivery.queue.fifo
         and isinstance(one.settlement, Delete)
     )

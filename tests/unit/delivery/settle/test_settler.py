@@ -36,6 +36,7 @@ STEP = 0.05  # by which tests turn the clock
 LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
 LOST = AnswerLostError("the connection was closed")
+THROTTLED = ThrottledError("slow down")
 VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
 GONE = ReceiptHandleInvalidError("gone")
 
@@ -173,7 +174,7 @@ def test_queues_do_not_share_requests_and_a_busy_one_does_not_keep_others_waitin
 
 
 @pytest.mark.parametrize(
-    ("error", "position"), [(ThrottledError("slow down"), 1), (NO_ANSWER, None), (RuntimeError("bug"), None)]
+    ("error", "position"), [(THROTTLED, 1), (NO_ANSWER, None), (RuntimeError("bug"), None)]
 )
 def test_what_failed_of_a_batch_is_tried_again(world, queue, error, position):
     deliveries = world.receive(queue, 3)
@@ -202,27 +203,41 @@ def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch
 
 
 @pytest.mark.parametrize(
-    ("settlement", "action", "answer_lost"),
-    [(Hide(5), CHANGES, 0), (Release(), CHANGES, 0), (Delete(), DELETES, 0), (Delete(), DELETES, 1)],
+    ("settlement", "action"), [(Hide(5), CHANGES), (Release(), CHANGES), (Delete(), DELETES)]
 )
-def test_a_refused_handle_is_not_tried_again_and_was_settled_before_if_an_answer_was_lost(
-    world, queue, settlement, action, answer_lost
-):
+def test_a_refused_handle_is_not_tried_again(world, queue, settlement, action):
     (one,) = world.receive(queue)
-    world.fail(action, NO_ANSWER, times=answer_lost)
     world.fail(action, GONE, position=0)
     world.submit([one], settlement)
     world.work_off()
-    assert len(world.batches(action)) == 1 + answer_lost
-    assert world.settled == [(one, settlement, None if answer_lost else GONE)]
+    assert len(world.batches(action)) == 1
+    assert world.settled == [(one, settlement, GONE)]
 
 
-@pytest.mark.parametrize("settlement", [Delete(), Release()])
-def test_a_fifo_queue_that_refuses_a_second_try_may_have_the_message_still(world, settlement):
+@pytest.mark.parametrize(
+    ("errors", "deleted"),
+    [([LOST], True), ([LOST, THROTTLED], True), ([THROTTLED], False), ([NO_ANSWER, THROTTLED], False)],
+)
+def test_a_handle_that_is_refused_after_an_answer_was_lost_was_deleted_and_after_other_errors_not(
+    world, queue, errors, deleted
+):
+    (one,) = world.receive(queue)
+    for error in errors:
+        world.fail(DELETES, error)
+    world.fail(DELETES, GONE, position=0)
+    world.submit([one], Delete())
+    world.work_off()
+    assert len(world.batches(DELETES)) == len(errors) + 1
+    assert world.settled == [(one, Delete(), None if deleted else GONE)]
+
+
+@pytest.mark.parametrize(
+    ("settlement", "action", "error"), [(Delete(), DELETES, LOST), (Release(), CHANGES, NO_ANSWER)]
+)
+def test_a_fifo_queue_that_refuses_a_second_try_may_have_the_message_still(world, settlement, action, error):
     """Since its visibility timeout has passed, as SQS sees it; then the first try has not reached it."""
-    action = DELETES if settlement == Delete() else CHANGES
     (one,) = world.receive(world.queue("q.fifo"))
-    world.fail(action, NO_ANSWER)
+    world.fail(action, error)
     world.fail(action, GONE, position=0)
     world.submit([one], settlement)
     world.work_off()
@@ -278,7 +293,7 @@ def test_what_may_be_done_is_not_done_to_the_next_worker(world, queue, settlemen
     assert queue.sqs.receive(queue.url, 1, 0, factories.EVERYTHING) == [], "the next worker has it alone"
 
 
-@pytest.mark.parametrize(("error", "tries"), [(NO_ANSWER, 2), (ThrottledError("slow down"), 2), (LOST, 1)])
+@pytest.mark.parametrize(("error", "tries"), [(NO_ANSWER, 2), (THROTTLED, 2), (LOST, 1)])
 def test_a_release_is_sent_again_where_it_certainly_was_not_done(world, queue, error, tries):
     (one,) = world.receive(queue)
     world.fail(CHANGES, error)
@@ -315,7 +330,7 @@ def test_a_delete_is_tried_until_the_latest_deadline_and_once_after_it(
 def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, queue):
     world.listener = lambda: 1 / 0
     deliveries = world.receive(queue, 3)
-    world.fail(CHANGES, ThrottledError("slow down"))
+    world.fail(CHANGES, THROTTLED)
     world.submit(deliveries, Hide(5))
     with a_filter_that_raises():
         world.work_off()
@@ -384,7 +399,7 @@ def test_copies_of_a_fifo_queue_are_sent_one_after_the_other_also_when_one_is_tr
     found = []
     world.while_copying = find_nothing  # as another thread does
     letters = world.receive(world.queue("q.fifo"), 3)
-    world.copy_errors = [ThrottledError("slow down")] * 2
+    world.copy_errors = [THROTTLED] * 2
     world.submit(letters, LETTER)
     assert world.send_next()
     assert not world.send_next(), "none overtakes the one that is tried again"
@@ -425,7 +440,7 @@ def test_a_stopped_settler_finishes_what_it_was_given():
 def test_an_outage_is_logged_once_for_each_kind_of_request_and_so_is_its_end(world, queue, caplog):
     deliveries = world.receive(queue, 30)
     for action in (DELETES, CHANGES):
-        world.fail(action, ThrottledError("slow"), times=3)
+        world.fail(action, THROTTLED, times=3)
     world.submit(deliveries[:15], Delete())
     world.submit(deliveries[15:], Hide(9))
     world.work_off()
