@@ -100,6 +100,9 @@ class DeliveryHolder(ABC):
         """Its message is held here already, or was finished here: it is not run."""
         if arrival is Arrival.HELD:
             emit(events.Superseded(delivery.facts))
+        elif arrival is Arrival.OUTDATED:
+            delivery.lost = True  # which is not told: nothing was begun with it
+            delivery.settle(Lapse())
         else:
             emit(events.FinishedBefore(delivery.facts))
             delivery.pointer = None  # a dead letter or a copy may need the payload

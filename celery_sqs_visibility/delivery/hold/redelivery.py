@@ -73,6 +73,7 @@ class Arrival(enum.Enum):
 
     NEW = "neither held nor finished here"
     HELD = "held here under an older handle"
+    OUTDATED = "held here under a newer handle, and lapsed before it arrived"
     FINISHED = "finished here before"
 
 
@@ -112,6 +113,7 @@ class RedeliveryIndex:
             Past.UNDELETED: VISIBILITY_HORIZON_SECONDS,
             Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
         }
+        self._clock = clock
         self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
             past: RecentKeys(past.value, seconds.get(past, math.inf), clock) for past in Past
         }
@@ -120,9 +122,14 @@ class RedeliveryIndex:
         self._given_up = self._past[Past.GIVEN_UP]
 
     def check(self, delivery: Delivery) -> Arrival:
-        """It has arrived, and its ledger holds it: it supersedes an older delivery that is held."""
+        """It has arrived, and its ledger holds it: it supersedes an older delivery that is held.
+
+        It does not if it has lapsed: its answer came while the process was stopped, say.
+        """
         key = delivery.message_key
         if self._held.setdefault(key, delivery) is not delivery:  # one step, which needs no lock
+            if delivery.deadline <= self._clock.monotonic():
+                return Arrival.OUTDATED
             with self._lock:
                 held = self._held.get(key)
                 self._held[key] = delivery

@@ -445,3 +445,21 @@ def test_a_task_extends_the_newest_delivery_of_its_message(world, queue):
     assert world.consumer.redeliveries.check(again) is Arrival.HELD
     one.extend(one.deadline + 100)
     assert again.requested_deadline == one.deadline + 100
+
+
+def test_what_lapsed_before_it_arrived_does_not_take_the_place_of_a_newer_delivery(world, queue, events):
+    """The process was stopped during two polls, and decodes last the answer that came first."""
+    (one,) = world.deliveries(queue, "a")
+    consumer = world.consumer
+    late = replace(one, handle="older", deadline=world.clock.monotonic())
+    consumer.ledger.add([late])
+    consumer.capacity.hold(1, queue=queue.name, fifo=False)
+    arrival = consumer.redeliveries.check(late)
+    consumer.notice_return(late, arrival)
+    assert arrival is Arrival.OUTDATED
+    assert consumer.ledger.all() == [one]
+    assert world.held() == 1
+    one.settle(Delete())
+    events.wait(Deleted)
+    assert events.of((Lost, Superseded)) == []
+    assert factories.left(queue) == 0
