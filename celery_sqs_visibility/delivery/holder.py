@@ -253,15 +253,18 @@ class DeliveryHolder(ABC):
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted = events.Deleted.is_wanted()
+        is_wanted, answered = events.Deleted.is_wanted(), self._clock.monotonic()
         for one, error in ended:
             delivery = one.delivery
             try:
                 if error is not None or not isinstance(one.settlement, Delete):
                     self._expect_again(delivery, one.settlement, error, now)
                     continue
-                if delivery.pointer is not None:
-                    self._remove_payload(delivery, delivery.pointer)
+                if delivery.lost or delivery.deadline <= answered:
+                    # It may be there still, under a newer handle: SQS says OK to a delete with an old one.
+                    self._remember_undeleted(delivery)
+                elif delivery.pointer is not None:
+                    self._remove_payload(delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
                 if delivery.settled_at is not None:  # somebody measures
@@ -275,7 +278,7 @@ class DeliveryHolder(ABC):
         """It is not deleted: expect its message back, and emit its end. Any thread."""
         if error is not None:
             if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
-                self.redeliveries.remember(Past.UNDELETED, delivery.queue, delivery.facts.message_id)
+                self._remember_undeleted(delivery)
             event: events.Event = events.Lost(delivery.facts, str(error))
             visible_at = max(now, delivery.deadline)
         elif isinstance(settlement, DeadLetter):
@@ -288,11 +291,13 @@ class DeliveryHolder(ABC):
         if delivery.settled_at is not None:  # somebody measures
             measure_settlement(delivery, now)
 
-    def _remove_payload(self, delivery: Delivery, pointer: PayloadPointer) -> None:
-        """SQS has deleted the message; but one that may be lost may be there still, under a newer handle."""
+    def _remember_undeleted(self, delivery: Delivery) -> None:
+        self.redeliveries.remember(Past.UNDELETED, delivery.queue, delivery.facts.message_id)
+
+    def _remove_payload(self, pointer: PayloadPointer) -> None:
+        """Its message is deleted."""
         store = self._outgoing.store
-        lost = delivery.lost or delivery.deadline <= self._clock.monotonic()
-        if self._removals and store and store.owns(pointer.key) and not lost:
+        if self._removals and store and store.owns(pointer.key):
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:

@@ -71,9 +71,11 @@ def check_rest(world):
             left = [message for message in world.messages.values() if not is_given_up(world, message)]
             if not left:
                 break
-            # Others of its group wait behind a hidden message of a FIFO queue. Nothing is held meanwhile, so
-            # the machine may as well sleep, but for the poll that is to bring it.
-            hidden = [message.visible_at for message in left if message.visible_at > world.now]
+            # Others of its group wait behind a hidden message of a FIFO queue, also if it is given up. Nothing is
+            # held meanwhile, so the machine may as well sleep, but for the poll that is to bring it.
+            groups = {message.group for message in left} - {None}
+            awaited = [one for one in world.messages.values() if one in left or one.group in groups]
+            hidden = [message.visible_at for message in awaited if message.visible_at > world.now]
             wait = min(hidden, default=world.now) - world.now
             world.clock.advance(max(0, wait - END_SECONDS))
             world.scheduler.advance(min(wait, END_SECONDS))

@@ -10,7 +10,7 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.hold.redelivery import Arrival, Past
+from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Renew, Split
@@ -95,6 +95,22 @@ def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, event
     events.wait(Deleted)
     assert [event.delivery for event in events.of(Lost)] == [hidden.facts, deleted.facts]
     assert world.entries(CHANGES) == []
+
+
+@pytest.mark.parametrize(("late", "arrival"), [(0, Arrival.FINISHED), (-1, Arrival.NEW)])
+def test_what_was_deleted_too_late_may_come_back_and_is_remembered_for_longer(make, events, late, arrival):
+    """SQS says OK to a delete with an old handle, and need not have deleted anything."""
+    world = make(heartbeat_interval=0)
+    one, other = world.deliveries(world.queue(), "a", "b")
+    world.clock.advance(TIMEOUT + late)
+    one.settle(Delete())
+    events.wait(Deleted)
+    world.clock.advance(TIMEOUT + MARGIN_SECONDS + 1)
+    other.settle(Delete())  # what is finished is forgotten as others are
+    events.wait(Deleted, 2)
+    again = replace(one, handle="again", deadline=world.clock.monotonic() + TIMEOUT)
+    world.consumer.ledger.add([again])
+    assert world.redeliveries.check(again) is arrival
 
 
 def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled(make, events):
