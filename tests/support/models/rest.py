@@ -71,8 +71,8 @@ def check_rest(world):
             left = [message for message in world.messages.values() if not is_given_up(world, message)]
             if not left:
                 break
-            # Others of its group wait behind a hidden message of a FIFO queue, also if it is given up. Nothing is
-            # held meanwhile, so the machine may as well sleep, but for the poll that is to bring it.
+            # Others of its group wait behind a hidden message of a FIFO queue, also if it is given up.
+            # Nothing is held meanwhile, so the machine may as well sleep, but for the poll that brings it.
             groups = {message.group for message in left} - {None}
             awaited = [one for one in world.messages.values() if one in left or one.group in groups]
             hidden = [message.visible_at for message in awaited if message.visible_at > world.now]
