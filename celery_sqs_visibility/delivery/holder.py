@@ -145,6 +145,8 @@ class DeliveryHolder(ABC):
         """See `model.Holder`. The newer delivery may be another consumer's. A receiver's thread."""
         if not self.ledger.supersede(delivery, superseded_by):
             return False
+        if self._turns is not None:
+            self._turns.hand_on(superseded_by.current)
         self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)

@@ -367,7 +367,7 @@ class Scheduler:
             raise self.errors.pop()
 
     def _wake_for_nothing(self):
-        """Each thread that waits: it goes on waiting, and no less long."""
+        """Each thread that waits: it goes on waiting, no less long, and gives nobody anything to do."""
         for thread in [each for each in self.threads if each.condition is not None]:
             condition, until = thread.condition, thread.until
             if not condition.woken_for_nothing:
@@ -380,7 +380,7 @@ class Scheduler:
                 self._resume(thread)
             finally:
                 self._alone = False
-            waits = thread.condition is condition and thread.until >= until - MOMENT
+            waits = thread.condition is condition and thread.until >= until - MOMENT and not self.ready
             assert waits, f"nobody has notified {thread}, which need not wait at {where}"
             condition.waiting.remove(thread)
             condition.waiting.insert(place, thread)

@@ -12,6 +12,7 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
+from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Renew, Split
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
@@ -26,6 +27,7 @@ from celery_sqs_visibility.events import (
     Superseded,
     subscribe,
 )
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 
@@ -208,6 +210,16 @@ class TestComingBack:
         assert events.of(Superseded) == [Superseded(back.facts)]
         assert events.of(Lost) == []
         assert world.held() == 1
+
+    def test_it_keeps_its_turn_in_its_newest_delivery(self, make):
+        turns = Turns("strict", Options.parse({}).for_queue)
+        world = make(heartbeat_interval=0, turns=turns)
+        queue = world.queue("turns")
+        (one,) = world.deliveries(queue, "a")
+        turns.begin(one)
+        (back,) = world.come_back(queue)
+        assert one.current is back
+        assert list(turns._begun[queue.name].values()) == [back]
 
     @pytest.mark.parametrize("whose", ["its own", "another"])
     def test_in_the_buffer_it_may_lapse_again_and_is_let_go_by_the_consumer_that_has_it(
