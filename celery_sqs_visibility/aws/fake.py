@@ -145,7 +145,7 @@ class FakeSQS(SQS):
                 messages = self._take(queue, max_messages, options, now)
                 left = until - now.monotonic
                 if messages or left <= 0 or not self._waits:
-                    return [_as_received(message, options) for message in messages]
+                    return [as_received(message, options) for message in messages]
                 self._changed.wait(min(left, queue.next_change(now)))
 
     def _take(self, queue: FakeQueue, limit: int, options: ReceiveOptions, now: Now) -> list[Message]:
@@ -340,7 +340,8 @@ def _no_queue(action: str, queue: str) -> QueueDoesNotExistError:
     return QueueDoesNotExistError(sentence, code="NonExistentQueue", action=action)
 
 
-def _as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
+def as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
+    """The message as ReceiveMessage answers it."""
     answer = ReceivedMessage(
         MessageId=message.id,
         ReceiptHandle=message.handle or "",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -49,6 +50,9 @@ NOT_DONE: Final = (ThrottledError,)
 
 #: One that got no answer may have been.
 PASSING: Final = (ThrottledError, UnavailableError)
+
+#: Between two looks at the parent process.
+PARENT_SECONDS: Final = 1.0
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -200,6 +204,18 @@ def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = NOT
         SQSError: another error, or the last attempt's.
     """
     return attempt(request, errors, map(pause, range(1, ATTEMPTS)))
+
+
+def end_with_parent(end: Callable[[], None]) -> None:
+    """Call `end`, in a thread, when the process that started this one is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            threading.Event().wait(PARENT_SECONDS)
+        end()
+
+    threading.Thread(target=watch, name="sqs-parent", daemon=True).start()
 
 
 @contextmanager

@@ -12,7 +12,12 @@ from typing import Final
 
 import click
 
-from celery_sqs_visibility.operate.invocation import CommandError, json_option, stop_on_signals
+from celery_sqs_visibility.operate.invocation import (
+    CommandError,
+    end_with_parent,
+    json_option,
+    stop_on_signals,
+)
 
 HOST: Final = "127.0.0.1"
 
@@ -38,8 +43,9 @@ ENVIRONMENT: Final = {
     show_default=True,
     help="0: any that is free.",
 )
+@click.option("--with-parent", is_flag=True, hidden=True, help="End after the parent process.")
 @json_option
-def local(port: int, as_json: bool) -> None:  # noqa: FBT001 - click's
+def local(port: int, with_parent: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Serve an SQS for development on 127.0.0.1, until Ctrl-C.
 
     It prints the line to paste where workers and producers start. It needs no AWS account, keeps everything
@@ -47,6 +53,8 @@ def local(port: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     """
     with _listening(port) as listener, _serving(listener) as url, stop_on_signals() as stop:
         _show(url, as_json=as_json)
+        if with_parent:
+            end_with_parent(stop.set)
         stop.wait()
 
 

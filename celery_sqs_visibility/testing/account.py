@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, subscribe
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.testing.clock import machine_time
 
 #: How long a test waits for the end of a message, unless it says otherwise.
 END_SECONDS: Final = 30.0
@@ -127,7 +127,9 @@ class Accounts:
             self._changed.notify_all()
 
     def so_far(self, result: Any) -> MessageAccount:
-        """The account of a task up to now, by its result or its id."""
+        """The account of a task up to now, by its result or its id; of a group, that of its first task."""
+        while getattr(result, "results", None):
+            result = result.results[0]
         self._read_others()
         with self._changed:
             return self._account(str(getattr(result, "id", result)))
@@ -148,9 +150,9 @@ class Accounts:
         Raises:
             TimeoutError: it is not, after so many seconds.
         """
-        deadline, account = SYSTEM_CLOCK.monotonic() + timeout, self.so_far(result)
+        deadline, account = machine_time() + timeout, self.so_far(result)
         while not until(account):
-            if SYSTEM_CLOCK.monotonic() > deadline:
+            if machine_time() > deadline:
                 raise TimeoutError(f"waited {timeout:g} s for the message of {account.task_id}:\n{account}")
             with self._changed:
                 if not until(account):

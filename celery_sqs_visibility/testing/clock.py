@@ -14,6 +14,9 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 
 MISSING: Final = object()
 
+#: The machine's monotonic clock, also while the package reads a turned one.
+machine_time: Final = SystemClock.monotonic
+
 
 class TurnedClock:
     """A `policy.clock.Clock` that begins at the machine's time, and then stands still until it is turned."""
@@ -41,11 +44,25 @@ class TurnedClock:
         self._wall += seconds
 
 
+def is_turned() -> bool:
+    """Whether the package reads a turned clock."""
+    return SystemClock.monotonic is not machine_time
+
+
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Inside, an attribute of an object, a class or a module has another value."""
-    before = vars(owner).get(name, MISSING)
-    setattr(owner, name, value)
+    """Inside, an attribute of an object, a class or a module has another value.
+
+    Raises:
+        TypeError: the object takes no attributes, as those of C code.
+    """
+    before = getattr(owner, "__dict__", {}).get(name, MISSING)
+    try:
+        setattr(owner, name, value)
+    except (AttributeError, TypeError) as error:
+        raise TypeError(
+            f"{name!r} of {owner!r} cannot be replaced ({error}): replace the name by which the code finds it"
+        ) from None
     try:
         yield
     finally:

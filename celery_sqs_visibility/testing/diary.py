@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from celery import signals
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, DeliveryFacts, subscribe
+from celery_sqs_visibility.operate.invocation import end_with_parent
 
 #: The file's path.
 VARIABLE: Final = "SQS_TESTING_DIARY"
@@ -62,7 +64,12 @@ class Diary:
             file.write(json.dumps(entry, default=repr).encode() + b"\n")
 
 
+def _end() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 if path := os.environ.get(VARIABLE):
+    end_with_parent(_end)
     _diary = Diary(path)
     subscribe(_diary.write)
     signals.worker_ready.connect(_diary.write_ready, weak=False)

@@ -28,6 +28,7 @@ class Fault(enum.Enum):
 
 #: Faults at the points of a run: before and after each effect, and before its message is settled.
 IN_A_RUN: Final = frozenset({Fault.DEATH, Fault.SECOND_DELIVERY, Fault.LAPSE, Fault.DEPLOY})
+ENDS_OF_A_WORKER: Final = frozenset({Fault.DEATH, Fault.DEPLOY})
 AT_THE_END: Final = frozenset({Fault.DEATH, Fault.LOST_DELETE})
 BETWEEN_RUNS: Final = frozenset({Fault.DELAY, Fault.REDRIVE})
 WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})

@@ -13,10 +13,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from celery import Celery, signals
 from celery.contrib.testing.worker import start_worker
 from celery.exceptions import ImproperlyConfigured
+from celery.worker import state
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import SQSError
@@ -24,8 +26,9 @@ from celery_sqs_visibility.events import DeliveryEvent
 from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
 from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.operate.queues import Creation
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.exclusive import broker_context
+from celery_sqs_visibility.testing.apps import require_sending
+from celery_sqs_visibility.testing.clock import is_turned, machine_time
 from celery_sqs_visibility.testing.diary import VARIABLE, Diary
 
 #: Seconds until a server answers, or a worker consumes, on a busy machine.
@@ -34,6 +37,8 @@ START_SECONDS: Final = 60.0
 #: Seconds for a worker's warm shutdown.
 STOP_SECONDS: Final = 30.0
 
+POOLS_WITH_PROCESSES: Final = ("prefork", "processes")
+
 #: Between two looks at a process.
 LOOK_SECONDS: Final = 0.02
 
@@ -41,8 +46,10 @@ LOOK_SECONDS: Final = 0.02
 class LocalSQS:
     """`celery sqs local` as a process, on a free port. It has S3, SNS and DynamoDB, too.
 
+    It ends with this process, however that ends.
+
     Attributes:
-        environment: the variables by which a process finds it.
+        environment: the variables by which a process finds it, whatever others say of endpoints and proxies.
     """
 
     def __init__(self) -> None:
@@ -60,7 +67,7 @@ class LocalSQS:
         Raises:
             RuntimeError: it does not start; the error has what it printed.
         """
-        command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json"]
+        command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json", "--with-parent"]
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -71,7 +78,7 @@ class LocalSQS:
             for line in process.stdout or ():
                 printed.append(line)
                 if line.startswith('{"endpoint"'):
-                    self.environment = json.loads(line)["environment"]
+                    self.environment = _without_detours(json.loads(line)["environment"])
                     return
         finally:
             timer.cancel()
@@ -88,7 +95,10 @@ class LocalSQS:
 
 
 class AppQueues:
-    """The queues of apps, made as `celery sqs queues create` makes them, and deleted afterwards."""
+    """The queues of apps, made as `celery sqs queues create` makes them, and deleted afterwards.
+
+    Queues that were there before stay.
+    """
 
     def __init__(self) -> None:
         self._made: list[Queue] = []
@@ -97,8 +107,9 @@ class AppQueues:
         """Make the app's queues, with dead-letter queues and redrive policies; those that workers consume.
 
         Raises:
-            ImproperlyConfigured: the app's broker is not SQS.
+            ImproperlyConfigured: the app's broker is not SQS, or its tasks are run eagerly.
         """
+        require_sending(app)
         app.loader.import_default_modules()
         app.finalize()
         context = broker_context(app)
@@ -106,12 +117,13 @@ class AppQueues:
             raise ImproperlyConfigured("expected an app with broker_transport = 'celery_sqs_visibility'")
         names = queue_names(app, context.options)
         plans = plan_queues(names, context.options, max_retries_by_queue(app))
-        Creation(context.queues.sqs).run(plans)
-        self._made += [context.queues.find(plan.name) for plan in plans]
+        findings = Creation(context.queues.sqs).run(plans)
+        created = {finding.queue for finding in findings if finding.state == "created"}
+        self._made += [context.queues.find(plan.name) for plan in plans if plan.sqs_name in created]
         return [context.queues.find(name) for name in names]
 
     def delete(self) -> None:
-        """Delete all of them, with their messages."""
+        """Delete those that it has made, with their messages."""
         for queue in self._made:
             with suppress(SQSError):
                 queue.sqs.delete_queue(queue.url)
@@ -160,11 +172,11 @@ class WorkerProcess:
                 env=self._environment,
                 start_new_session=True,
             )
-        deadline = SYSTEM_CLOCK.monotonic() + START_SECONDS
+        deadline = machine_time() + START_SECONDS
         while not self._is_ready():
             if self._process.poll() is not None:
                 raise RuntimeError(f"the worker has exited:\n{self.log}")
-            if SYSTEM_CLOCK.monotonic() > deadline:
+            if machine_time() > deadline:
                 self.kill()
                 raise TimeoutError(f"the worker does not consume after {START_SECONDS:g} s:\n{self.log}")
             with suppress(subprocess.TimeoutExpired):
@@ -218,7 +230,19 @@ class Workers:
             app: becomes the current app, as with Celery's own `start_worker`.
             pool: one without processes.
             options: further arguments of Celery's `start_worker`.
+
+        Raises:
+            RuntimeError: time is turned, or a worker of an earlier test has not ended.
+            ValueError: a pool with processes: use `process`.
         """
+        if pool in POOLS_WITH_PROCESSES:
+            raise ValueError(f"expected a pool without processes, got {pool!r}: use sqs_worker.process(...)")
+        if state.should_stop is not None or state.should_terminate is not None:
+            raise RuntimeError(
+                "a worker of an earlier test in this process has not ended, since its task hangs: end the "
+                "task, or use sqs_worker.process(...)"
+            )
+        self._require_machine_time()
         self._queues.create(app)
         options = {"perform_ping_check": False, "shutdown_timeout": STOP_SECONDS, **options}
         self._stack.enter_context(_logging_untouched())
@@ -234,7 +258,12 @@ class Workers:
             options: further options of `celery worker`.
             app: the project's app in this process.
             env: further environment variables.
+
+        Raises:
+            RuntimeError: time is turned, or the worker exits; the error has its log.
+            TimeoutError: it does not consume; so has this.
         """
+        self._require_machine_time()
         self._queues.create(app)
         name = f"worker-{len(self._processes) + 1}"
         worker = WorkerProcess(project, self._directory, name, options, env)
@@ -243,6 +272,11 @@ class Workers:
         worker.start()
         return worker
 
+    @staticmethod
+    def _require_machine_time() -> None:
+        if is_turned():
+            raise RuntimeError("workers live by the machine's time: not in one test with turned time")
+
     def read(self) -> list[DeliveryEvent]:
         """The events of worker processes since the last call."""
         return [event for worker in self._processes for event in worker.read()]
@@ -250,6 +284,21 @@ class Workers:
     def stop(self) -> None:
         """End all workers, in order."""
         self._stack.close()
+
+
+def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
+    """With further variables that outrank the endpoint in boto3, or send requests elsewhere."""
+    url = environment["AWS_ENDPOINT_URL"]
+    endpoints = {f"AWS_ENDPOINT_URL_{service}": url for service in ("SQS", "S3", "SNS", "DYNAMODB")}
+    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    without_proxy = ",".join(filter(None, [spared, urlsplit(url).hostname]))
+    return {
+        **environment,
+        **endpoints,
+        "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
+        "NO_PROXY": without_proxy,
+        "no_proxy": without_proxy,
+    }
 
 
 def end_process(process: subprocess.Popen[Any], seconds: float) -> None:

@@ -37,6 +37,7 @@ from celery_sqs_visibility.testing.schedule import (
     AT_THE_END,
     BETWEEN_RUNS,
     DELAYS,
+    ENDS_OF_A_WORKER,
     IN_A_RUN,
     WHEN_EMPTY,
     Fault,
@@ -70,8 +71,11 @@ class SimulationFailedError(AssertionError):
     """
 
     def __init__(self, text: str, seed: int | None) -> None:
-        super().__init__(text)
+        super().__init__(text, seed)
         self.seed = seed
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class WorkerDiedError(WorkerTerminate):
@@ -98,7 +102,10 @@ class SimulatedWorker(Worker):
         """See `model.Holder`."""
         if not self.dead and delivery.held:
             self.before_settlement(self, delivery, settlement)
-        return super().settle(delivery, settlement)
+        settled = super().settle(delivery, settlement)
+        if delivery.acknowledged_early:
+            self.send_all()  # its run begins only now
+        return settled
 
 
 @dataclass
@@ -118,6 +125,7 @@ class Simulation(World):
 
     Attributes:
         seed: of the schedule; `None` in the run without faults, which counts the points.
+        faults: those that may happen.
         steps: what has happened so far, a line each.
         effects: the keys of all effects, in their order.
         directory: an empty directory, removed afterwards.
@@ -128,6 +136,7 @@ class Simulation(World):
         self.seed = seed
         self.steps: list[str] = []
         self.effects: list[Any] = []
+        self.faults = faults
         self._schedule = Schedule(seed, points, faults)
         self._runs: list[Run] = []
         self._directory: TemporaryDirectory[str] | None = None
@@ -156,7 +165,13 @@ class Simulation(World):
         return self.clock.wall()
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Give an attribute of an object, a class or a module another value until the simulation's end."""
+        """Give an attribute of an object, a class or a module another value until the simulation's end.
+
+        Raises:
+            AttributeError: there is no such attribute.
+            TypeError: the object takes no attributes, as those of C code.
+        """
+        getattr(owner, name)
         self._stack.enter_context(replaced(owner, name, value))
 
     def wrap(self, owner: Any, name: str, key: Callable[..., Any] | None = None) -> None:
@@ -197,15 +212,17 @@ class Simulation(World):
         """Publish tasks, let the schedule happen, and work until all queues are empty.
 
         Returns:
-            The account of the first task.
+            The account of the first; of a group it is that of its first task, of a chain that of its last.
         """
         results = [self.send(signature) for signature in signatures]
         self.work()
         return self.accounts.so_far(results[0])
 
     def once(self, *keys: Any) -> None:
-        """Assert that each effect took place once, and those of these keys did."""
+        """Assert that each effect took place once, and those of these keys did; without keys, any."""
         self.at_most_once()
+        if not self.effects:
+            raise AssertionError(f"expected each effect once, and none took place{_of(keys)}")
         missing = [key for key in keys if key not in self.effects]
         if missing:
             raise AssertionError(f"expected each effect once, and none of {_shown(missing)} took place")
@@ -313,6 +330,8 @@ class Simulation(World):
         if delivery is None:
             return
         delivery, queue = delivery.current, delivery.queue
+        if not delivery.held and fault not in ENDS_OF_A_WORKER:
+            return  # it was acknowledged before it ran: SQS has nothing to deliver again
         match fault:
             case Fault.DEATH:
                 self._die(worker, where)
@@ -356,10 +375,13 @@ class Simulation(World):
         raise WorkerDiedError(worker)
 
     def _hand_back(self, run: Run, where: str) -> None:
-        worker = run.worker
-        self._note(f"{worker.name} hands the message back and ends, {where}: its time is over")
-        if worker.running is not None:
-            worker.hand_back(worker.running.current)
+        worker, delivery = run.worker, run.worker.running
+        if delivery is not None and not delivery.current.held:
+            self._note(f"{worker.name} ends, and its run with it, {where}: its time is over")
+        else:
+            self._note(f"{worker.name} hands the message back and ends, {where}: its time is over")
+            if delivery is not None:
+                worker.hand_back(delivery.current)
         self._remove(worker)
         raise WorkerDiedError(worker)
 
@@ -375,6 +397,8 @@ class Simulation(World):
 
     def _before_settlement(self, worker: SimulatedWorker, delivery: Delivery, settlement: Settlement) -> None:
         """The run has ended, and its end is not told yet."""
+        if delivery.acknowledged_early:
+            return  # it begins only now
         if delivery is not worker.running and delivery.current is not worker.running:
             return
         if not self._runs or self._runs[-1].left is not None:
@@ -449,14 +473,23 @@ def simulate(
 
     Raises:
         SimulationFailedError: the test failed; its text has the seed and the steps.
-        TypeError: the test has no parameter `sim`.
+        TypeError: the test has no parameter `sim`, or is none that runs when it is called.
+        ValueError: a seed, the number of seeds or the faults are none.
     """
+    _require("seeds", seeds, isinstance(seeds, int) and seeds > 0, "a number of seeds above 0")
+    _require("seed", seed, seed is None or _is_seed(seed), "a number from 0 on")
+    are_known = len(faults) > 0 and all(isinstance(fault, Fault) for fault in faults)
+    _require("faults", faults, are_known, "members of celery_sqs_visibility.testing.Fault")
     if test is None:
         return partial(_under_seeds, seeds=seeds, seed=seed, faults=faults)
     return _under_seeds(test, seeds, seed, faults)
 
 
 def _under_seeds(test: Test, seeds: int, seed: int | None, faults: Collection[Fault]) -> SimulatedTest:
+    if not callable(test):
+        raise TypeError(f"expected a test, got {test!r}: is it @simulate(seeds={test!r})?")
+    if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test):
+        raise TypeError(f"expected a plain function, got {test.__name__}, which a call does not run")
     signature = inspect.signature(test)
     if "sim" not in signature.parameters:
         raise TypeError(f"expected a test with a parameter 'sim', got {test.__name__}{signature}")
@@ -476,6 +509,7 @@ def _under_seeds(test: Test, seeds: int, seed: int | None, faults: Collection[Fa
 
 def _chosen(seeds: int, seed: int | None) -> Collection[int]:
     if seed is None and (given := os.environ.get(SEED_VARIABLE)):
+        _require(SEED_VARIABLE, given, given.isdecimal(), "a number from 0 on")
         seed = int(given)
     return range(seeds) if seed is None else [seed]
 
@@ -515,8 +549,26 @@ def _failure(sim: Simulation, error: BaseException) -> str:
     under = "without a fault" if seed is None else f"under the schedule of seed {seed}"
     lines = [f"{said}\n\nIt failed {under}:", *sim.steps]
     if seed is not None:
-        lines.append(f"Replay it with @simulate(seed={seed}), or {SEED_VARIABLE}={seed} in the environment.")
+        chosen = [f"seed={seed}"]
+        if set(sim.faults) != set(Fault):
+            chosen.append(f"faults=[{', '.join(map(str, sim.faults))}]")
+        lines.append(
+            f"Replay it with @simulate({', '.join(chosen)}), or {SEED_VARIABLE}={seed} in the environment."
+        )
     return "\n".join(lines)
+
+
+def _require(name: str, value: object, holds: object, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"expected {expected} as {name}, got {value!r}")
+
+
+def _is_seed(seed: object) -> bool:
+    return isinstance(seed, int) and seed >= 0
+
+
+def _of(keys: Collection[Any]) -> str:
+    return f" of {_shown(list(keys))}" if keys else ""
 
 
 def _shown(key: Any) -> str:

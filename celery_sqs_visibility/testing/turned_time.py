@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from celery import Celery
+
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.testing.account import MessageAccount
 from celery_sqs_visibility.testing.world import World
@@ -29,10 +31,19 @@ class TurnedTime:
     def __exit__(self, *exc_info: object) -> None:
         self._world.__exit__(*exc_info)
 
+    def open(self, app: Celery[Any]) -> None:
+        """Take in what the app publishes: code under test may do that before `send` and `run` tell the app.
+
+        Raises:
+            ImproperlyConfigured: its broker is not SQS, its tasks are run eagerly, or another app is open.
+        """
+        self._world.open(app)
+
     def run(self, signature: Any) -> MessageAccount:
         """Publish a task, work until all queues are empty, and return the account of its message.
 
-        Tasks that it publishes are run, too.
+        Tasks that it publishes are run, too. Of a group it is the account of its first task, of a chain that
+        of its last.
         """
         result = self.send(signature)
         self.work()
@@ -51,7 +62,13 @@ class TurnedTime:
         return self._world.accounts.so_far(result)
 
     def turn(self, seconds: float) -> None:
-        """Let time pass: in a test between tasks, or in a task, whose message is extended meanwhile."""
+        """Let time pass: in a test between tasks, or in a task, whose message is extended meanwhile.
+
+        Raises:
+            ValueError: time does not go back.
+        """
+        if seconds < 0:
+            raise ValueError(f"expected 0 or more seconds, got {seconds!r}: time does not go back")
         self._world.pass_time(seconds)
 
     def now(self) -> float:

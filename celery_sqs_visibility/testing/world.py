@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.fake import FakeSQS, as_received
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
@@ -26,6 +27,7 @@ from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.testing.account import Accounts
+from celery_sqs_visibility.testing.apps import require_sending
 from celery_sqs_visibility.testing.clock import TurnedClock, reading, reading_in_app, replaced
 from celery_sqs_visibility.testing.worker import Worker
 from celery_sqs_visibility.transport import broker_clients, broker_context
@@ -38,6 +40,11 @@ if TYPE_CHECKING:
 
 #: A message that was received so often is taken for one that never ends.
 MOST_RECEIVES: Final = 1000
+
+#: So many messages are taken for those of a task that publishes itself again and again.
+MOST_MESSAGES: Final = 100_000
+
+NO_APP: Final = "no app is known: call open(app) first, or send a task"
 
 #: All that a message has.
 EVERYTHING: Final = ReceiveOptions(0, ("All",), ("All",))
@@ -59,6 +66,25 @@ class MemorySQS(FakeSQS):
     def visible(self, queue_url: str) -> int:
         """How many messages of the queue are visible."""
         return int(self._queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
+
+    def receive(
+        self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
+    ) -> list[ReceivedMessage]:
+        """See `port.SQS`.
+
+        Raises:
+            AssertionError: a message comes back for ever.
+        """
+        messages = super().receive(queue_url, max_messages, wait, options)
+        for message in messages:
+            if int(message.get("Attributes", {}).get("ApproximateReceiveCount", 0)) > MOST_RECEIVES:
+                raise AssertionError(f"a message still comes back after {MOST_RECEIVES} receives")
+        return messages
+
+    def everything(self, queue_url: str) -> list[ReceivedMessage]:
+        """All visible messages of a queue, as ReceiveMessage answers them; they stay visible."""
+        taken = self._take(self._queues[queue_url], sys.maxsize, EVERYTHING, self._now())
+        return [as_received(message, EVERYTHING) for message in taken]
 
     def bodies(self, queue_url: str) -> list[str]:
         """The bodies of all messages of a queue, hidden ones included."""
@@ -95,12 +121,25 @@ class World:
         self._store: ExclusiveStore = MemoryStore(self.clock)
         self._objects = FakeObjectStore()
         self._made = 0
+        self._queues: list[Queue] = []
+
+    @property
+    def queues(self) -> list[Queue]:
+        """The app's, those that workers consume.
+
+        Raises:
+            RuntimeError: no app is known.
+        """
+        if self._app is None:
+            raise RuntimeError(NO_APP)
+        return self._queues
 
     def __enter__(self) -> Self:
         # Delays with jitter are the same each time.
         self._stack.callback(random.setstate, random.getstate())
         random.seed(self._seed)
         self._stack.enter_context(reading(self.clock))
+        self._stack.enter_context(replaced(Transport, "context", property(_unopened)))
         self.accounts.start()
         self._stack.callback(self.accounts.stop)
         return self
@@ -114,7 +153,8 @@ class World:
         """Make the app's queues, with redrive policies; its publications come here from now on.
 
         Raises:
-            ImproperlyConfigured: its broker is not SQS, or this world has another app.
+            ImproperlyConfigured: its broker is not SQS, its tasks are run eagerly, or this world has another
+                app.
         """
         if self._app is not None:
             if self._app is not app:
@@ -122,6 +162,7 @@ class World:
             return
         app.loader.import_default_modules()
         app.finalize()
+        require_sending(app)
         self._broker, self._options = _settings_of(app)
         self._app = app
         self._leases = open_lease_table()
@@ -134,7 +175,7 @@ class World:
         enter(replaced(Transport, "context", property(lambda _connection: self._context)))
         names = queue_names(app, self._options)
         Creation(self.sqs).run(plan_queues(names, self._options, max_retries_by_queue(app)))
-        self.queues = [self._context.queues.find(name) for name in names]
+        self._queues = [self._context.queues.find(name) for name in names]
         for queue in self.queues:
             self._context.redrive.get(queue, self.clock.monotonic())
         self.new_worker()
@@ -142,7 +183,7 @@ class World:
     def new_worker(self) -> Worker:
         """Start another worker: a process of its own, which remembers nothing."""
         if self._app is None:
-            raise RuntimeError("no app is known before the first task is sent")
+            raise RuntimeError(NO_APP)
         self._made += 1
         context = self._new_context(self._app, f"worker {self._made}")
         worker = self._make_worker(self._app, context, self.clock, self._leases, self.pass_time)
@@ -161,12 +202,13 @@ class World:
         """Let the workers work until no message is left but dead letters; the clock is turned as needed.
 
         Raises:
-            AssertionError: a message still comes back after 1,000 receives.
+            AssertionError: a message still comes back after 1,000 receives, or others come again and again.
+            RuntimeError: no app is known.
         """
-        for _ in range(MOST_RECEIVES):
+        for _ in range(MOST_MESSAGES):
             if not self.work_once():
                 return
-        raise AssertionError(f"a message still comes back after {MOST_RECEIVES} receives")
+        raise AssertionError(f"messages still come after {MOST_MESSAGES} receives: a task publishes itself")
 
     def work_once(self) -> bool:
         """Take the next message, after its time has come; whether there was one."""
@@ -198,11 +240,7 @@ class World:
 
     def dead_letters(self) -> list[ReceivedMessage]:
         """The messages of all dead-letter queues, with their attributes."""
-        return [
-            message
-            for letters in self._letter_queues()
-            for message in letters.sqs.receive(letters.url, 10, 0, EVERYTHING)
-        ]
+        return [message for letters in self._letter_queues() for message in self.sqs.everything(letters.url)]
 
     def redrive(self) -> int:
         """Move all dead letters back to the queues that they came from; how many there were."""
@@ -235,6 +273,15 @@ class World:
         if store is None or store.bucket is None:
             return None
         return PayloadStore(self._objects, options.payload_threshold, store.prefix)
+
+
+def _unopened(_transport: Transport) -> BrokerContext:
+    """In place of a connection's context, so that nothing is published to the app's own broker.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(NO_APP)
 
 
 def _settings_of(app: Celery[Any]) -> tuple[Any, Any]:

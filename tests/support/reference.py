@@ -183,7 +183,7 @@ def commands(command, context=None):
     path = context.command_path.removeprefix("celery -A proj sqs ")
     usage = command.get_usage(context).removeprefix("Usage: ")
     told = [param.get_help_record(context) for param in command.params if isinstance(param, click.Option)]
-    rows = "".join(row(f"`{option}`", about.replace("  [", " [")) for option, about in told)
+    rows = "".join(row(f"`{option}`", about.replace("  [", " [")) for option, about in filter(None, told))
     help_text = inspect.cleandoc(command.help)
     yield f"## {path}\n\n```text\n{usage}\n```\n\n{help_text}\n\n| option | meaning |\n|---|---|\n{rows}"
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import wait_until
 
 pytest_plugins = ["pytester"]
 
@@ -19,7 +20,7 @@ PROJECT = """
     app = Celery("shop", task_cls=VisibilityTask)
     app.conf.update(
         broker_transport="celery_sqs_visibility",
-        broker_transport_options={"polling_interval": 0, "wait_time_seconds": 1},
+        broker_transport_options={"polling_interval": 0, "wait_time_seconds": 1, "visibility_timeout": 10},
         task_default_queue="orders",
     )
 
@@ -155,10 +156,93 @@ def test_a_worker_survives_the_death_of_another(project):
             first = sqs_worker.process("shop", app=app)
             first.kill()
             sqs_worker.process("shop", app=app)
+            # Its last poll is still open, and may get the message.
             assert sqs_account.of(add.delay(1, 2)).deleted
         """
     )
     result.assert_outcomes(passed=1)
+
+
+@pytest.mark.slow("it starts a server")
+def test_other_endpoints_and_proxies_do_not_count_and_queues_that_were_there_stay(project, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    result = project(
+        """
+        from celery_sqs_visibility.testing.server import AppQueues
+        from shop import app
+
+        def test_queues(sqs_server):
+            first, second = AppQueues(), AppQueues()
+            (queue,) = first.create(app)
+            assert queue.url.startswith(sqs_server.url)
+            second.create(app)
+            second.delete()
+            assert len(queue.sqs.list_queues("")) == 2
+            first.delete()
+            assert queue.sqs.list_queues("") == []
+        """
+    )
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.slow("it starts a server")
+def test_workers_that_would_hang_or_test_nothing_are_refused(project):
+    result = project(
+        """
+        import pytest
+        from celery.exceptions import ImproperlyConfigured
+        from celery.worker import state
+        from shop import app
+
+        def test_turned(sqs_worker, sqs_time):
+            for start in (lambda: sqs_worker(app), lambda: sqs_worker.process("shop", app=app)):
+                with pytest.raises(RuntimeError, match="not in one test with turned time"):
+                    start()
+
+        def test_pool(sqs_worker):
+            with pytest.raises(ValueError, match="got 'prefork': use sqs_worker.process"):
+                sqs_worker(app, pool="prefork")
+
+        def test_after_a_worker_that_hangs(sqs_worker, monkeypatch):
+            monkeypatch.setattr(state, "should_terminate", 0)  # as Celery leaves it
+            with pytest.raises(RuntimeError, match="a worker of an earlier test"):
+                sqs_worker(app)
+
+        def test_eager(sqs_queues):
+            app.conf.task_always_eager = True
+            with pytest.raises(ImproperlyConfigured, match="task_always_eager of app 'shop'"):
+                sqs_queues.create(app)
+        """
+    )
+    result.assert_outcomes(passed=4)
+
+
+@pytest.mark.slow("it starts a server and a worker")
+def test_server_and_workers_end_with_the_tests_process(project, pytester):
+    """As where a time limit of CI kills it."""
+    project(
+        """
+        import os, pathlib, signal
+        from shop import app
+
+        def test_killed(sqs_server, sqs_worker):
+            worker = sqs_worker.process("shop", app=app)
+            pathlib.Path("pids").write_text(f"{sqs_server._process.pid} {worker._process.pid}")
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    for pid in (pytester.path / "pids").read_text().split():
+        wait_until(lambda pid=pid: not is_running(pid), 60, f"the end of {pid}")
+
+
+def is_running(pid):
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_this_process_has_the_entry_point(pytestconfig):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import sqlite3
 from contextlib import suppress
 
 import pytest
+from celery import Task
 
 from celery_sqs_visibility import testing
 from celery_sqs_visibility.testing import Simulation, SimulationFailedError, simulate
@@ -381,3 +384,79 @@ def test_a_queue_that_keeps_its_messages_has_no_redrive(app, now):
     test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.REDRIVE], seeds=20)
     test()
     assert not any("operator" in sim.story() for sim in seen)
+
+
+@pytest.mark.parametrize("fault", [Fault.DEATH, Fault.DEPLOY])
+def test_a_task_that_is_acknowledged_before_it_runs_is_lost_with_its_worker(app, now, fault):
+    @app.task(name="early", base=Task, acks_late=False)
+    def early(order):
+        now["sim"].effect(order)
+        now["sim"].effect("told")
+
+    error = failure(simulated(now, early, lambda sim: sim.once("o1", "told"), faults=[fault])[0])
+    assert "took place" in str(error)
+    assert "dies, before the effect o1" in str(error) or "ends, and its run with it" in str(error)
+    assert "receive 2" not in str(error)
+
+
+@pytest.mark.parametrize("fault", [Fault.SECOND_DELIVERY, Fault.LAPSE])
+def test_sqs_has_nothing_to_deliver_again_of_it(app, now, fault):
+    @app.task(name="early", base=Task, acks_late=False)
+    def early(order):
+        now["sim"].effect(order)
+
+    simulated(now, early, lambda sim: sim.once("o1"), faults=[fault])[0]()
+
+
+def test_a_replay_has_the_faults_of_its_simulation(now, pay):
+    error = failure(simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.LAPSE])[0])
+    assert f"@simulate(seed={error.seed}, faults=[Fault.LAPSE])" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+async def coroutine(sim):
+    raise AssertionError("never run")
+
+
+def generator(sim):
+    yield
+
+
+@pytest.mark.parametrize(
+    ("decorate", "error", "said"),
+    [
+        (lambda: simulate(coroutine), TypeError, "got coroutine, which a call does not run"),
+        (lambda: simulate(generator), TypeError, "got generator, which a call does not run"),
+        (lambda: simulate(200), TypeError, r"got 200: is it @simulate\(seeds=200\)"),
+        (lambda: simulate(seeds=0), ValueError, "expected a number of seeds above 0 as seeds, got 0"),
+        (lambda: simulate(seed="5"), ValueError, "expected a number from 0 on as seed, got '5'"),
+        (
+            lambda: simulate(faults=[]),
+            ValueError,
+            r"members of celery_sqs_visibility\.testing\.Fault as faults",
+        ),
+        (lambda: simulate(faults={"death"}), ValueError, "got {'death'}"),
+    ],
+)
+def test_what_would_test_nothing_is_refused(decorate, error, said):
+    with pytest.raises(error, match=said):
+        decorate()
+
+
+def test_a_seed_in_the_environment_is_a_number(now, pay, monkeypatch):
+    monkeypatch.setenv(SEED_VARIABLE, "abc")
+    with pytest.raises(ValueError, match=f"as {SEED_VARIABLE}, got 'abc'"):
+        simulated(now, pay)[0]()
+
+
+def test_what_is_not_there_or_takes_no_attributes_is_not_replaced():
+    with Simulation(None) as sim:
+        with pytest.raises(AttributeError, match="chrage"):
+            sim.replace(testing, "chrage", 1)
+        with pytest.raises(TypeError, match="replace the name by which the code finds it"):
+            sim.wrap(sqlite3.connect(":memory:"), "execute")
+
+
+def test_once_needs_an_effect():
+    with Simulation(None) as sim, pytest.raises(AssertionError, match="and none took place"):
+        sim.once()

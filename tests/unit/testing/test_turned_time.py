@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import Celery, Task, chord
+from celery import Celery, Task, chord, group
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility import ExponentialBackoff
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.testing import turned_time, world
+from celery_sqs_visibility.testing.account import Accounts
 from celery_sqs_visibility.testing.world import World
 
 
@@ -188,8 +189,72 @@ def test_an_app_on_another_broker_and_a_second_app_are_refused(app, fails):
 
 
 def test_before_the_first_task_no_worker_can_start():
-    with World() as empty, pytest.raises(RuntimeError, match="no app is known before the first task is sent"):
+    with World() as empty, pytest.raises(RuntimeError, match="no app is known: call open"):
         empty.new_worker()
+
+
+def test_what_the_code_publishes_itself_comes_here_once_the_app_is_open(app, fails):
+    with turned_time() as turned:
+        turned.open(app)
+        account = turned.account(fails.delay())
+        turned.work()
+    assert account.runs == 4
+
+
+@pytest.mark.parametrize("act", ["work", "dead_letters"])
+def test_nothing_is_published_to_the_apps_own_broker_or_done_before_an_app_is_known(fails, act):
+    with turned_time() as turned:
+        with pytest.raises(RuntimeError, match="no app is known: call open"):
+            fails.delay()
+        with pytest.raises(RuntimeError, match="no app is known: call open"):
+            getattr(turned, act)()
+
+
+def test_tasks_that_are_run_eagerly_are_refused(app, fails):
+    app.conf.task_always_eager = True
+    with turned_time() as turned, pytest.raises(ImproperlyConfigured, match="task_always_eager of app 'kit-"):
+        turned.run(fails.s())
+
+
+def test_the_account_of_a_group_is_that_of_its_first_task(app):
+    with turned_time() as turned:
+        account = turned.run(group(app.task(quick).s(), app.task(quick).s()))
+    assert (account.runs, account.deleted) == (1, True)
+
+
+def test_many_messages_are_worked_off_and_one_that_publishes_itself_is_told(app, monkeypatch):
+    monkeypatch.setattr(world, "MOST_RECEIVES", 5)
+    task = app.task(quick)
+
+    @app.task
+    def again():
+        again.delay()
+
+    with turned_time() as turned:
+        accounts = [turned.account(turned.send(task.s())) for _ in range(20)]
+        turned.work()
+        assert [account.runs for account in accounts] == [1] * 20
+        monkeypatch.setattr(world, "MOST_MESSAGES", 30)
+        with pytest.raises(AssertionError, match="after 30 receives: a task publishes itself"):
+            turned.run(again.s())
+
+
+def test_all_dead_letters_are_told_each_time(app, fails):
+    with turned_time() as turned:
+        for _ in range(12):
+            turned.send(fails.s())
+        turned.work()
+        assert len(turned.dead_letters()) == len(turned.dead_letters()) == 12
+
+
+def test_time_does_not_go_back():
+    with turned_time() as turned, pytest.raises(ValueError, match="expected 0 or more seconds, got -5"):
+        turned.turn(-5)
+
+
+def test_waits_are_bounded_by_the_machines_time():
+    with turned_time(), pytest.raises(TimeoutError, match=r"waited 0\.01 s"):
+        Accounts().of("a task that nobody sent", timeout=0.01)
 
 
 def test_without_dead_letters_none_is_moved_back(app):
