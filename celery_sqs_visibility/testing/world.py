@@ -163,8 +163,15 @@ class World:
         app.loader.import_default_modules()
         app.finalize()
         require_sending(app)
-        self._broker, self._options = _settings_of(app)
         self._app = app
+        try:
+            self._open(app)
+        except BaseException:
+            self._app = None
+            raise
+
+    def _open(self, app: Celery[Any]) -> None:
+        self._broker, self._options = _settings_of(app)
         self._leases = open_lease_table()
         enter = self._stack.enter_context
         enter(reading_in_app(app, self.clock))

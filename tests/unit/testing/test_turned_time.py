@@ -247,6 +247,21 @@ def test_all_dead_letters_are_told_each_time(app, fails):
         assert len(turned.dead_letters()) == len(turned.dead_letters()) == 12
 
 
+def test_an_app_that_could_not_be_opened_is_not_known(app, fails):
+    app.conf.broker_transport_options = {}
+
+    @app.task(exclusive=True)
+    def exclusive():
+        """Its keys have no store."""
+
+    with turned_time() as turned:
+        for _ in range(2):
+            with pytest.raises(ImproperlyConfigured, match="no store is named for its keys"):
+                turned.run(fails.s())
+        with pytest.raises(RuntimeError, match="no app is known"):
+            turned.work()
+
+
 def test_time_does_not_go_back():
     with turned_time() as turned, pytest.raises(ValueError, match="expected 0 or more seconds, got -5"):
         turned.turn(-5)
