@@ -146,7 +146,7 @@ class DeliveryHolder(ABC):
         if not self.ledger.supersede(delivery, superseded_by):
             return False
         if self._turns is not None:
-            self._turns.hand_on(superseded_by.current)
+            self._turns.hand_on(superseded_by)
         self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
         self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)

@@ -206,9 +206,8 @@ def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = NOT
     return attempt(request, errors, map(pause, range(1, ATTEMPTS)))
 
 
-def end_with_parent(end: Callable[[], None]) -> None:
-    """Call `end`, in a thread, when the process that started this one is gone."""
-    parent = os.getppid()
+def end_with_parent(parent: int, end: Callable[[], None]) -> None:
+    """Call `end`, in a thread, when this process has no parent of that id any more."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -43,9 +43,9 @@ ENVIRONMENT: Final = {
     show_default=True,
     help="0: any that is free.",
 )
-@click.option("--with-parent", is_flag=True, hidden=True, help="End after the parent process.")
+@click.option("--with-parent", type=int, hidden=True, help="End after this parent process.")
 @json_option
-def local(port: int, with_parent: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
+def local(port: int, with_parent: int | None, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Serve an SQS for development on 127.0.0.1, until Ctrl-C.
 
     It prints the line to paste where workers and producers start. It needs no AWS account, keeps everything
@@ -53,8 +53,8 @@ def local(port: int, with_parent: bool, as_json: bool) -> None:  # noqa: FBT001 
     """
     with _listening(port) as listener, _serving(listener) as url, stop_on_signals() as stop:
         _show(url, as_json=as_json)
-        if with_parent:
-            end_with_parent(stop.set)
+        if with_parent is not None:
+            end_with_parent(with_parent, stop.set)
         stop.wait()
 
 

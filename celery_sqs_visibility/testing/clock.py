@@ -56,7 +56,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     Raises:
         TypeError: the object takes no attributes, as those of C code.
     """
-    before = getattr(owner, "__dict__", {}).get(name, MISSING)
+    own = getattr(owner, "__dict__", {})
+    before, inherited = own.get(name, MISSING), getattr(owner, name, MISSING)
     try:
         setattr(owner, name, value)
     except (AttributeError, TypeError) as error:
@@ -66,10 +67,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is MISSING:
+        if before is MISSING and isinstance(own, dict) and name in own:
+            del own[name]  # not by `delattr`, after which a mock has no such attribute
+        elif before is MISSING and (inherited is MISSING or name in own):
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, inherited if before is MISSING else before)
 
 
 @contextmanager

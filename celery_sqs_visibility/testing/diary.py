@@ -21,6 +21,9 @@ from celery_sqs_visibility.operate.invocation import end_with_parent
 #: The file's path.
 VARIABLE: Final = "SQS_TESTING_DIARY"
 
+#: The process that started this one, and after which it ends.
+PARENT_VARIABLE: Final = "SQS_TESTING_PARENT"
+
 #: The entry that a worker consumes.
 READY: Final = "ready"
 
@@ -69,7 +72,8 @@ def _end() -> None:
 
 
 if path := os.environ.get(VARIABLE):
-    end_with_parent(_end)
     _diary = Diary(path)
     subscribe(_diary.write)
     signals.worker_ready.connect(_diary.write_ready, weak=False)
+    if parent := os.environ.get(PARENT_VARIABLE):
+        end_with_parent(int(parent), _end)

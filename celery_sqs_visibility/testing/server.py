@@ -20,8 +20,9 @@ from celery.contrib.testing.worker import start_worker
 from celery.exceptions import ImproperlyConfigured
 from celery.worker import state
 
+from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.events import DeliveryEvent
 from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
 from celery_sqs_visibility.operate.provisioning import plan_queues
@@ -29,7 +30,7 @@ from celery_sqs_visibility.operate.queues import Creation
 from celery_sqs_visibility.task.exclusive import broker_context
 from celery_sqs_visibility.testing.apps import require_sending
 from celery_sqs_visibility.testing.clock import is_turned, machine_time
-from celery_sqs_visibility.testing.diary import VARIABLE, Diary
+from celery_sqs_visibility.testing.diary import PARENT_VARIABLE, VARIABLE, Diary
 
 #: Seconds until a server answers, or a worker consumes, on a busy machine.
 START_SECONDS: Final = 60.0
@@ -67,9 +68,13 @@ class LocalSQS:
         Raises:
             RuntimeError: it does not start; the error has what it printed.
         """
-        command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json", "--with-parent"]
+        command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json"]
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+            [*command, f"--with-parent={os.getpid()}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         timer = threading.Timer(START_SECONDS, process.kill)
         timer.start()
@@ -117,9 +122,12 @@ class AppQueues:
             raise ImproperlyConfigured("expected an app with broker_transport = 'celery_sqs_visibility'")
         names = queue_names(app, context.options)
         plans = plan_queues(names, context.options, max_retries_by_queue(app))
-        findings = Creation(context.queues.sqs).run(plans)
-        created = {finding.queue for finding in findings if finding.state == "created"}
-        self._made += [context.queues.find(plan.name) for plan in plans if plan.sqs_name in created]
+        sqs = context.queues.sqs
+        missing = [plan for plan in plans if not _exists(sqs, plan.sqs_name)]
+        try:
+            Creation(sqs).run(plans)
+        finally:
+            self._made += [context.queues.find(plan.name) for plan in missing if _exists(sqs, plan.sqs_name)]
         return [context.queues.find(name) for name in names]
 
     def delete(self) -> None:
@@ -153,7 +161,8 @@ class WorkerProcess:
         self.log_path = directory / f"{name}.log"
         self._command = [sys.executable, "-m", "celery", "-A", project, "worker", "-n", f"{name}@%h"]
         self._command += ["-I", "celery_sqs_visibility.testing.diary", "-l", "INFO", "-c", "1", *options]
-        self._environment = {**os.environ, VARIABLE: str(self.diary.path), **(environment or {})}
+        own = {VARIABLE: str(self.diary.path), PARENT_VARIABLE: str(os.getpid())}
+        self._environment = {**os.environ, **own, **(environment or {})}
         self._events: list[DeliveryEvent] = []
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -237,10 +246,10 @@ class Workers:
         """
         if pool in POOLS_WITH_PROCESSES:
             raise ValueError(f"expected a pool without processes, got {pool!r}: use sqs_worker.process(...)")
-        if state.should_stop is not None or state.should_terminate is not None:
+        if state.should_terminate is not None and state.should_terminate is not False:
             raise RuntimeError(
-                "a worker of an earlier test in this process has not ended, since its task hangs: end the "
-                "task, or use sqs_worker.process(...)"
+                "a worker of an earlier test has not ended in time, since its task hangs, and Celery starts "
+                "no other in this process: give the task an end, or use sqs_worker.process(...)"
             )
         self._require_machine_time()
         self._queues.create(app)
@@ -290,15 +299,20 @@ def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
     """With further variables that outrank the endpoint in boto3, or send requests elsewhere."""
     url = environment["AWS_ENDPOINT_URL"]
     endpoints = {f"AWS_ENDPOINT_URL_{service}": url for service in ("SQS", "S3", "SNS", "DYNAMODB")}
-    spared = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
-    without_proxy = ",".join(filter(None, [spared, urlsplit(url).hostname]))
-    return {
-        **environment,
-        **endpoints,
-        "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false",
-        "NO_PROXY": without_proxy,
-        "no_proxy": without_proxy,
-    }
+    without_proxy = {name: _with_host(os.environ.get(name), url) for name in ("NO_PROXY", "no_proxy")}
+    return {**environment, **endpoints, "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS": "false", **without_proxy}
+
+
+def _with_host(hosts: str | None, url: str) -> str:
+    """These hosts, and that of the URL; `*` are all."""
+    host = urlsplit(url).hostname or ""
+    return f"{hosts},{host}" if hosts and hosts != "*" else hosts or host
+
+
+def _exists(sqs: SQS, name: str) -> bool:
+    with suppress(QueueDoesNotExistError):
+        return bool(sqs.queue_url(name))
+    return False
 
 
 def end_process(process: subprocess.Popen[Any], seconds: float) -> None:

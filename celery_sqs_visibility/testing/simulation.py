@@ -478,8 +478,8 @@ def simulate(
     """
     _require("seeds", seeds, isinstance(seeds, int) and seeds > 0, "a number of seeds above 0")
     _require("seed", seed, seed is None or _is_seed(seed), "a number from 0 on")
-    are_known = len(faults) > 0 and all(isinstance(fault, Fault) for fault in faults)
-    _require("faults", faults, are_known, "members of celery_sqs_visibility.testing.Fault")
+    are_known = isinstance(faults, Collection) and all(isinstance(fault, Fault) for fault in faults)
+    _require("faults", faults, are_known and len(faults), "a list of celery_sqs_visibility.testing.Fault")
     if test is None:
         return partial(_under_seeds, seeds=seeds, seed=seed, faults=faults)
     return _under_seeds(test, seeds, seed, faults)
@@ -489,10 +489,10 @@ def _under_seeds(test: Test, seeds: int, seed: int | None, faults: Collection[Fa
     if not callable(test):
         raise TypeError(f"expected a test, got {test!r}: is it @simulate(seeds={test!r})?")
     if inspect.iscoroutinefunction(test) or inspect.isgeneratorfunction(test):
-        raise TypeError(f"expected a plain function, got {test.__name__}, which a call does not run")
+        raise TypeError(f"expected a plain function, got {_name(test)}, which a call does not run")
     signature = inspect.signature(test)
     if "sim" not in signature.parameters:
-        raise TypeError(f"expected a test with a parameter 'sim', got {test.__name__}{signature}")
+        raise TypeError(f"expected a test with a parameter 'sim', got {_name(test)}{signature}")
 
     @wraps(test)
     def under_seeds(*args: Any, **kwargs: Any) -> None:
@@ -527,13 +527,17 @@ def _silent() -> Iterator[None]:
 
 def _run_one(test: Test, sim: Simulation) -> int:
     """Run one simulation; its number of points."""
+    result: object = None
     try:
         with sim:
-            test(sim=sim)
+            result = test(sim=sim)
     except BaseException as error:
         if not isinstance(error, (Exception, *_failures_of_pytest())):
             raise
         raise SimulationFailedError(_failure(sim, error), sim.seed) from error
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        getattr(result, "close", lambda: None)()  # or Python would warn, too
+        raise TypeError(f"expected a plain function, got one that returned {result!r} and did not run")
     return sim.points
 
 
@@ -561,6 +565,10 @@ def _failure(sim: Simulation, error: BaseException) -> str:
 def _require(name: str, value: object, holds: object, expected: str) -> None:
     if not holds:
         raise ValueError(f"expected {expected} as {name}, got {value!r}")
+
+
+def _name(test: Test) -> str:
+    return getattr(test, "__name__", repr(test))
 
 
 def _is_seed(seed: object) -> bool:

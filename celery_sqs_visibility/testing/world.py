@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
+from kombu import Producer
 
 from celery_sqs_visibility.aws.fake import FakeSQS, as_received
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 MOST_RECEIVES: Final = 1000
 
 #: So many messages are taken for those of a task that publishes itself again and again.
-MOST_MESSAGES: Final = 100_000
+MOST_MESSAGES: Final = 10_000
+
+PUBLISH: Final = Producer.publish
 
 NO_APP: Final = "no app is known: call open(app) first, or send a task"
 
@@ -139,7 +142,7 @@ class World:
         self._stack.callback(random.setstate, random.getstate())
         random.seed(self._seed)
         self._stack.enter_context(reading(self.clock))
-        self._stack.enter_context(replaced(Transport, "context", property(_unopened)))
+        self._stack.enter_context(replaced(Producer, "publish", _refuse_publishing))
         self.accounts.start()
         self._stack.callback(self.accounts.stop)
         return self
@@ -179,6 +182,7 @@ class World:
         enter(replaced(broker_context, "payloads_of", self._payloads_of))
         refuse_on_other_tasks(app.tasks.values())
         self._context = self._new_context(app, "producer")
+        enter(replaced(Producer, "publish", PUBLISH))
         enter(replaced(Transport, "context", property(lambda _connection: self._context)))
         names = queue_names(app, self._options)
         Creation(self.sqs).run(plan_queues(names, self._options, max_retries_by_queue(app)))
@@ -282,12 +286,15 @@ class World:
         return PayloadStore(self._objects, options.payload_threshold, store.prefix)
 
 
-def _unopened(_transport: Transport) -> BrokerContext:
-    """In place of a connection's context, so that nothing is published to the app's own broker.
+def _refuse_publishing(producer: Producer, *args: Any, **kwargs: Any) -> Any:
+    """In place of `Producer.publish`, so that nothing is published to the app's own broker.
 
     Raises:
-        RuntimeError: always.
+        RuntimeError: that is SQS.
     """
+    connection = producer.connection
+    if connection is None or not isinstance(connection.transport, Transport):
+        return PUBLISH(producer, *args, **kwargs)
     raise RuntimeError(NO_APP)
 
 

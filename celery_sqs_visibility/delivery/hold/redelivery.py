@@ -124,16 +124,16 @@ class RedeliveryIndex:
     def check(self, delivery: Delivery) -> Arrival:
         """It has arrived, and its ledger holds it: it supersedes an older delivery that is held.
 
-        It does not if it has lapsed: its answer came while the process was stopped, say.
+        It does not if it has lapsed before that one does: its answer came while the process was stopped, say.
         """
         key = delivery.message_key
-        if self._held.setdefault(key, delivery) is not delivery:  # one step, which needs no lock
-            if delivery.deadline <= self._clock.monotonic():
+        if (held := self._held.setdefault(key, delivery)) is not delivery:  # one step, which needs no lock
+            if delivery.deadline <= self._clock.monotonic() and delivery.deadline < held.deadline:
                 return Arrival.OUTDATED
             with self._lock:
-                held = self._held.get(key)
+                older = self._held.get(key)
                 self._held[key] = delivery
-            if held is not None and held.supersede(delivery):
+            if older is not None and older.supersede(delivery):
                 return Arrival.HELD
         finished = key in self._finished or key in self._undeleted
         return Arrival.FINISHED if finished else Arrival.NEW

@@ -88,13 +88,13 @@ class Turns:
                 self.add_queue(queue)
             self._begun[queue][delivery.message_key] = delivery.current
 
-    def hand_on(self, newest: Delivery) -> None:
+    def hand_on(self, newer: Delivery) -> None:
         """The newest delivery of a message has its turn, if it has one; the older may be gone soon."""
-        key = newest.message_key
+        key = newer.message_key
         with self._lock:
-            for begun in (self._begun.get(newest.queue.name), self._resting):
+            for begun in (self._begun.get(newer.queue.name), self._resting):
                 if begun and key in begun:
-                    begun[key] = newest
+                    begun[key] = newer.current
 
     def end(self, delivery: Delivery) -> None:
         """It is settled, and does not run; harmless if it never began."""

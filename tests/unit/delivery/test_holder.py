@@ -479,7 +479,7 @@ def test_what_lapsed_before_it_arrived_does_not_take_the_place_of_a_newer_delive
     """The process was stopped during two polls, and decodes last the answer that came first."""
     (one,) = world.deliveries(queue, "a")
     consumer = world.consumer
-    late = replace(one, handle="older", deadline=world.clock.monotonic())
+    late = replace(one, handle="older", deadline=world.clock.monotonic())  # `one` lapses later
     consumer.ledger.add([late])
     consumer.capacity.hold(1, queue=queue.name, fifo=False)
     arrival = consumer.redeliveries.check(late)
@@ -491,3 +491,17 @@ def test_what_lapsed_before_it_arrived_does_not_take_the_place_of_a_newer_delive
     events.wait(Deleted)
     assert events.of((Lost, Superseded)) == []
     assert factories.left(queue) == 0
+
+
+def test_what_lapsed_before_it_arrived_takes_the_place_of_what_had_lapsed_before(make):
+    """The process was stopped, and SQS has delivered the message to it once more meanwhile."""
+    world = make(heartbeat_interval=0)
+    queue = world.queue()
+    (one,) = world.deliveries(queue, "a")
+    world.clock.advance(TIMEOUT + 1)
+    (message,) = world.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
+    newest = replace(one, handle=message["ReceiptHandle"], deadline=world.clock.monotonic() + TIMEOUT)
+    world.clock.advance(TIMEOUT + 1)
+    world.consumer.ledger.add([newest])
+    assert world.redeliveries.check(newest) is Arrival.HELD
+    assert one.current is newest

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
+from celery_sqs_visibility.testing import server
+
 pytest_plugins = ["pytester"]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -235,6 +237,13 @@ def test_server_and_workers_end_with_the_tests_process(project, pytester):
     )
     for pid in (pytester.path / "pids").read_text().split():
         wait_until(lambda pid=pid: not is_running(pid), 60, f"the end of {pid}")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "spared"), [(None, "127.0.0.1"), ("", "127.0.0.1"), ("*", "*"), ("a,.b", "a,.b,127.0.0.1")]
+)
+def test_the_servers_host_needs_no_proxy_and_other_hosts_go_as_before(hosts, spared):
+    assert server._with_host(hosts, "http://127.0.0.1:9324") == spared
 
 
 def is_running(pid):

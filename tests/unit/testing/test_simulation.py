@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import pickle
 import sqlite3
 from contextlib import suppress
+from unittest.mock import Mock
 
 import pytest
 from celery import Task
@@ -433,14 +435,25 @@ def generator(sim):
         (
             lambda: simulate(faults=[]),
             ValueError,
-            r"members of celery_sqs_visibility\.testing\.Fault as faults",
+            r"a list of celery_sqs_visibility\.testing\.Fault as faults",
         ),
         (lambda: simulate(faults={"death"}), ValueError, "got {'death'}"),
+        (lambda: simulate(faults=Fault.DEATH), ValueError, "got <Fault.DEATH"),
+        (lambda: simulate(functools.partial(print)), TypeError, "a parameter 'sim', got functools"),
     ],
 )
 def test_what_would_test_nothing_is_refused(decorate, error, said):
     with pytest.raises(error, match=said):
         decorate()
+
+
+@pytest.mark.parametrize("test", [coroutine, generator])
+def test_what_only_returns_something_to_be_run_is_refused(test):
+    def decorated(sim):
+        return test(sim)
+
+    with pytest.raises(TypeError, match="and did not run"):
+        simulate(decorated)()
 
 
 def test_a_seed_in_the_environment_is_a_number(now, pay, monkeypatch):
@@ -455,6 +468,47 @@ def test_what_is_not_there_or_takes_no_attributes_is_not_replaced():
             sim.replace(testing, "chrage", 1)
         with pytest.raises(TypeError, match="replace the name by which the code finds it"):
             sim.wrap(sqlite3.connect(":memory:"), "execute")
+
+
+class Slotted:
+    __slots__ = ("stored",)
+
+    def __init__(self):
+        self.stored = "own"
+
+
+class Derived:
+    of_class = "own"
+
+    @property
+    def derived(self):
+        return vars(self).get("_derived", "own")
+
+    @derived.setter
+    def derived(self, value):
+        vars(self)["_derived"] = value
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Slotted(), "stored"), (Derived(), "of_class"), (Derived(), "derived"), (Derived, "of_class")],
+)
+def test_what_was_replaced_is_as_it_was(owner, name):
+    with Simulation(None) as sim:
+        sim.replace(owner, name, "another")
+        assert getattr(owner, name) == "another"
+    assert getattr(owner, name) == "own"
+
+
+def test_an_attribute_of_a_mock_and_a_setting_are_as_they_were(app):
+    mock = Mock()
+    child = mock.child
+    with Simulation(None) as sim:
+        sim.replace(mock, "child", 1)
+        sim.replace(app.conf, "task_always_eager", True)
+        assert app.conf.task_always_eager
+    assert mock.child is child
+    assert not app.conf.task_always_eager
 
 
 def test_once_needs_an_effect():

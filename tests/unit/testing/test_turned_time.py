@@ -210,6 +210,14 @@ def test_nothing_is_published_to_the_apps_own_broker_or_done_before_an_app_is_kn
             getattr(turned, act)()
 
 
+def test_what_publishes_nothing_or_not_to_sqs_is_not_refused(app):
+    other = Celery("other", broker="memory://", set_as_current=False)
+    with turned_time(), app.connection_for_read() as connection:
+        assert connection.as_uri().startswith("sqs://")
+        other.task(quick).delay()
+    other.close()
+
+
 def test_tasks_that_are_run_eagerly_are_refused(app, fails):
     app.conf.task_always_eager = True
     with turned_time() as turned, pytest.raises(ImproperlyConfigured, match="task_always_eager of app 'kit-"):
