@@ -1,4 +1,4 @@
-"""What an app must be for its tasks to be tested on SQS."""
+"""Requirements of the test kit on an app."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from celery.exceptions import ImproperlyConfigured
 
 
 def require_sending(app: Celery[Any]) -> None:
-    """An app whose tasks go to its broker.
+    """Require that the app's tasks go to its broker.
 
     Raises:
-        ImproperlyConfigured: they are run where they are called.
+        ImproperlyConfigured: the tasks are run where they are called.
     """
     if app.conf.task_always_eager:
         raise ImproperlyConfigured(

@@ -45,7 +45,7 @@ class TurnedClock:
 
 
 def is_turned() -> bool:
-    """Whether the package reads a turned clock."""
+    """Whether the package reads a turned clock in place of the machine's."""
     return SystemClock.monotonic is not machine_time
 
 

@@ -477,7 +477,8 @@ def simulate(
         ValueError: a seed, the number of seeds or the faults are none.
     """
     _require("seeds", seeds, isinstance(seeds, int) and seeds > 0, "a number of seeds above 0")
-    _require("seed", seed, seed is None or _is_seed(seed), "a number from 0 on")
+    is_seed = seed is None or (isinstance(seed, int) and seed >= 0)
+    _require("seed", seed, is_seed, "a number from 0 on")
     are_known = isinstance(faults, Collection) and all(isinstance(fault, Fault) for fault in faults)
     _require("faults", faults, are_known and len(faults), "a list of celery_sqs_visibility.testing.Fault")
     if test is None:
@@ -569,10 +570,6 @@ def _require(name: str, value: object, holds: object, expected: str) -> None:
 
 def _name(test: Test) -> str:
     return getattr(test, "__name__", repr(test))
-
-
-def _is_seed(seed: object) -> bool:
-    return isinstance(seed, int) and seed >= 0
 
 
 def _of(keys: Collection[Any]) -> str:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: A message that was received so often is taken for one that never ends.
 MOST_RECEIVES: Final = 1000
 
-#: So many messages are taken for those of a task that publishes itself again and again.
+#: After this many receives in all, a task is taken for one that publishes itself again and again.
 MOST_MESSAGES: Final = 10_000
 
 PUBLISH: Final = Producer.publish

@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import psutil
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -192,6 +194,14 @@ def free_port() -> int:
     port = reservation.getsockname()[1]
     reservation.detach()
     return port
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of that id that is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def wait_until(condition: Callable[[], T], timeout: float, what: Callable[[], str] | str) -> T:

@@ -8,10 +8,9 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import psutil
 import pytest
 from support.diary import DIARY_VARIABLE, Diary, note
-from support.processes import GuardedProcess, wait_until
+from support.processes import GuardedProcess, is_alive, wait_until
 from support.worker import TESTS, WorkerProcess
 
 # In pytest's place: it starts a process that starts another, and tells their pids.
@@ -25,13 +24,6 @@ process.start()
 print(process.pid, flush=True)
 time.sleep(60)
 """
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):
@@ -53,7 +45,7 @@ def test_nothing_survives_a_killed_test_run(tmp_path):
         child = int(run.stdout.readline())
         grandchild = int(wait_until(log.read_text, 20, "the grandchild's pid"))
         run.kill()
-    wait_until(lambda: not (alive(child) or alive(grandchild)), 20, "the orphans to be gone")
+    wait_until(lambda: not (is_alive(child) or is_alive(grandchild)), 20, "the orphans to be gone")
 
 
 def test_stopping_is_idempotent_and_may_come_first(tmp_path):

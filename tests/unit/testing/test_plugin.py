@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.processes import wait_until
+from support.processes import is_alive, wait_until
 
 from celery_sqs_visibility.testing import server
 
@@ -235,8 +235,8 @@ def test_server_and_workers_end_with_the_tests_process(project, pytester):
             os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    for pid in (pytester.path / "pids").read_text().split():
-        wait_until(lambda pid=pid: not is_running(pid), 60, f"the end of {pid}")
+    for pid in map(int, (pytester.path / "pids").read_text().split()):
+        wait_until(lambda pid=pid: not is_alive(pid), 60, f"the end of {pid}")
 
 
 @pytest.mark.parametrize(
@@ -244,14 +244,6 @@ def test_server_and_workers_end_with_the_tests_process(project, pytester):
 )
 def test_the_servers_host_needs_no_proxy_and_other_hosts_go_as_before(hosts, spared):
     assert server._with_host(hosts, "http://127.0.0.1:9324") == spared
-
-
-def is_running(pid):
-    """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_this_process_has_the_entry_point(pytestconfig):
