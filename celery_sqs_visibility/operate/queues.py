@@ -58,6 +58,9 @@ class Creation:
         sqs: where the queues are.
         dry_run: only tells.
         update: also sets what differs in queues that are there.
+
+    Attributes:
+        created: the plans of the queues that it has created so far.
     """
 
     def __init__(self, sqs: SQS, *, dry_run: bool = False, update: bool = False) -> None:
@@ -65,6 +68,7 @@ class Creation:
         self._dry_run = dry_run
         self._update = update
         self._arns: dict[str, str] = {}
+        self.created: list[QueuePlan] = []
 
     def run(self, plans: Sequence[QueuePlan]) -> list[Finding]:
         """See to the queues, each after its dead-letter queue.
@@ -103,6 +107,7 @@ class Creation:
         if self._dry_run:
             return Finding(plan.sqs_name, "missing", attributes)
         url = self._sqs.create_queue(plan.sqs_name, attributes, plan.tags)
+        self.created.append(plan)
         self._arns[plan.sqs_name] = when_known(Queue(plan.name, url, self._sqs).arn)
         return Finding(plan.sqs_name, "created", attributes)
 

@@ -20,9 +20,8 @@ from celery.contrib.testing.worker import start_worker
 from celery.exceptions import ImproperlyConfigured
 from celery.worker import state
 
-from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import DeliveryEvent
 from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
 from celery_sqs_visibility.operate.provisioning import plan_queues
@@ -122,12 +121,11 @@ class AppQueues:
             raise ImproperlyConfigured("expected an app with broker_transport = 'celery_sqs_visibility'")
         names = queue_names(app, context.options)
         plans = plan_queues(names, context.options, max_retries_by_queue(app))
-        sqs = context.queues.sqs
-        missing = [plan for plan in plans if not _exists(sqs, plan.sqs_name)]
+        creation = Creation(context.queues.sqs)
         try:
-            Creation(sqs).run(plans)
+            creation.run(plans)
         finally:
-            self._made += [context.queues.find(plan.name) for plan in missing if _exists(sqs, plan.sqs_name)]
+            self._made += [context.queues.find(plan.name) for plan in creation.created]
         return [context.queues.find(name) for name in names]
 
     def delete(self) -> None:
@@ -307,12 +305,6 @@ def _with_host(hosts: str | None, url: str) -> str:
     """These hosts, and that of the URL; `*` are all."""
     host = urlsplit(url).hostname or ""
     return f"{hosts},{host}" if hosts and hosts != "*" else hosts or host
-
-
-def _exists(sqs: SQS, name: str) -> bool:
-    with suppress(QueueDoesNotExistError):
-        return bool(sqs.queue_url(name))
-    return False
 
 
 def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
