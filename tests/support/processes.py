@@ -20,8 +20,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import psutil
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -198,6 +196,8 @@ def free_port() -> int:
 
 def is_alive(pid: int) -> bool:
     """Whether there is a process of that id that is no zombie."""
+    import psutil  # noqa: PLC0415 - tasks import this module, also where psutil is not installed
+
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

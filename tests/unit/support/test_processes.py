@@ -66,3 +66,8 @@ def test_the_diary_keeps_every_line_whole(tmp_path, monkeypatch):
     (entry,) = diary.wait_for("run", number=7)
     assert entry["pid"] == os.getpid()
     assert diary.count("another") == 0
+
+
+def test_tasks_can_note_where_only_the_standard_library_is_installed():
+    """Their modules are imported in environments of monitors and of others, too."""
+    subprocess.run([sys.executable, "-S", "-c", "import support.diary"], cwd=TESTS, check=True, timeout=60)
