@@ -105,11 +105,17 @@ class Arrivals:
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
-    def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage]:
-        """Celery is to hold a message whose copy its queue refuses. A thread that sends copies."""
-        delivery, queue = delivery.current, delivery.queue
-        self._holder.capacity.hold(1, queue=queue.name, fifo=queue.fifo)
-        self._holder.ledger.disclaim(delivery)
+    def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage] | None:
+        """Celery is to hold a message whose copy its queue refuses. A thread that sends copies.
+
+        Returns:
+            The message for Celery, or none if that gets none; `None` if the delivery is not held any more.
+        """
+        queue, capacity = delivery.queue, self._holder.capacity
+        capacity.hold(1, queue=queue.name, fifo=queue.fifo)
+        if not self._holder.ledger.disclaim(delivery):
+            capacity.release(queue=queue.name, fifo=queue.fifo)
+            return None
         dispatch = self._dispatch(queue)
         if dispatch is not None:
             return [BufferedMessage(delivery, renew.payload, dispatch)]

@@ -308,8 +308,15 @@ class QueueConsumer(DeliveryHolder):
         """The payload of a message has come. A thread that fetches."""
         self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
-    def _take_back(self, delivery: Delivery, renew: Renew) -> None:
-        self._put(delivery.queue, self._arrivals.take_back(delivery, renew))
+    def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
+        messages = self._arrivals.take_back(delivery, renew)
+        self._put(delivery.queue, messages or ())
+        return messages is not None
+
+    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """See `DeliveryHolder`. Where this consumer polls the queue no more, another one may."""
+        consumer = self._consumer_instead(queue) or self
+        consumer._receivers.expect(queue.name, message_id, at)  # noqa: SLF001 - of this class
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
         """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""

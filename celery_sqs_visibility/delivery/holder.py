@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, cast
 
 from celery_sqs_visibility import events
+from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
 from celery_sqs_visibility.delivery.hold.heartbeat import DEADLINE_PASSED, Heartbeat
@@ -32,6 +33,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Hide,
     Lapse,
     Renew,
+    Replaced,
     Settlement,
     Split,
 )
@@ -48,6 +50,11 @@ logger = logging.getLogger(__name__)
 #: SQS counts a delay from when it handled the request, before its answer arrived here. A message is expected
 #: this long after the delay has passed since the answer.
 REAPPEARS_AFTER_SECONDS: Final = 0.02
+
+
+def holder_of(delivery: Delivery) -> DeliveryHolder:
+    """Its holder: of a message that comes back to a process, a `DeliveryHolder` has each delivery."""
+    return cast("DeliveryHolder", delivery.holder)
 
 
 class DeliveryHolder(ABC):
@@ -70,7 +77,7 @@ class DeliveryHolder(ABC):
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock, slots, turns)
         self._turns = turns
         self._receivers = Receivers()
-        self.ledger = Ledger(options.for_queue, leases)
+        self.ledger = Ledger(options.for_queue, leases, redeliveries.lock)
         permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
         self.rejection = Rejection(redrive, options.for_queue, redeliveries)
@@ -89,12 +96,20 @@ class DeliveryHolder(ABC):
         self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
 
     @abstractmethod
-    def _take_back(self, delivery: Delivery, renew: Renew) -> None:
-        """The queue refuses the copy, and would not hand out the original again: Celery holds it."""
+    def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
+        """The queue refuses the copy, and would not hand out the original again: Celery holds it.
+
+        Returns:
+            Whether the delivery was still held. A thread of `Copies`.
+        """
 
     @abstractmethod
     def _released(self) -> None:
         """A delivery is not held any more: end the threads, once this is closed and nothing is held."""
+
+    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """A message of the queue becomes visible at that monotonic instant: poll then."""
+        self._receivers.expect(queue.name, message_id, at)
 
     def notice_return(self, delivery: Delivery, arrival: Arrival) -> None:
         """Its message is held here already, or was finished here: it is not run."""
@@ -105,8 +120,7 @@ class DeliveryHolder(ABC):
             delivery.settle(Lapse())
         else:
             emit(events.FinishedBefore(delivery.facts))
-            delivery.pointer = None  # a dead letter or a copy may need the payload
-            delivery.settle(Delete())
+            delivery.settle(Replaced())  # perhaps by a dead letter or a copy
 
     def lapsed(self, delivery: Delivery) -> bool:
         """Whether another worker has its message by now, or will; then it is not held any more."""
@@ -149,7 +163,9 @@ class DeliveryHolder(ABC):
             self._turns.hand_on(superseded_by)
         self.capacity.take_again(delivery)
         superseded_by.take_after(delivery)
-        self.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
+        # A claimed delivery has no share of the capacity: the newer one in its place needs none.
+        holder = holder_of(superseded_by.current) if delivery.claimed else self
+        holder.capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         if self._closed:
             self._released()
         if wanted := superseded_by.current.requested_deadline:  # its task still waits for that
@@ -203,18 +219,22 @@ class DeliveryHolder(ABC):
         return (options.heartbeat_interval or default_heartbeat(options.visibility_timeout)) / 2
 
     def _copied(self, sending: Sending) -> None:
-        """Nothing more is sent of its copies: settle it. A thread of `Copies`."""
+        """Nothing more is sent of its copies: settle it. A thread of `Copies`.
+
+        Another consumer may have received it again meanwhile, and hold it.
+        """
         then, copying = settlement_of(sending, self._permissions, self.rejection), sending.copying
+        delivery = sending.delivery.current
+        if isinstance(then, Replaced) and isinstance(copying, Renew):
+            self._renewed(delivery, copying, sending.message_id)
+        while not holder_of(delivery).end_copying(delivery, copying, then) and delivery.superseded_by:
+            delivery = delivery.current
+
+    def end_copying(self, delivery: Delivery, copying: Renew | Split, then: Settlement | None) -> bool:
+        """Settle a claimed delivery, or, where `then` is `None`, take it back; whether it was held."""
         if then is None and isinstance(copying, Renew):
-            self._take_back(sending.delivery, copying)
-        elif then is not None:
-            if isinstance(then, Delete) and isinstance(copying, Renew):
-                self._renewed(sending.delivery.current, copying, sending.message_id)
-            while not self._settle_claimed(delivery := sending.delivery.current, then):
-                if delivery.superseded_by is None:
-                    return
-            if self._closed:
-                self._released()
+            return self._take_back(delivery, copying)
+        return then is not None and self._settle_claimed(delivery, then)
 
     def _settle_claimed(self, delivery: Delivery, settlement: Settlement) -> bool:
         finish = self.redeliveries.finish if isinstance(settlement, Delete) else None
@@ -223,14 +243,15 @@ class DeliveryHolder(ABC):
             self.redeliveries.remove(delivery)
         if at_once:
             self._resume(delivery, settlement)
+        if held and self._closed:
+            self._released()
         return held
 
     def _renewed(self, delivery: Delivery, renew: Renew, copy_id: str) -> None:
-        """The copy goes on, and has the payload."""
-        delivery.pointer = None
+        """The copy goes on."""
         delay = renew.copy.delay_at(self._clock.wall()) or 0
         visible_at = self._clock.monotonic() + delay
-        self._receivers.expect(delivery.queue.name, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
+        self._expect(delivery.queue, copy_id, visible_at + REAPPEARS_AFTER_SECONDS)
         emit(events.Renewed(delivery.facts, delay))
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
@@ -265,7 +286,7 @@ class DeliveryHolder(ABC):
                 if delivery.lost or delivery.deadline <= answered:
                     # It may be there still, under a newer handle: SQS says OK to a delete with an old one.
                     self._remember_undeleted(delivery)
-                elif delivery.pointer is not None:
+                elif delivery.pointer is not None and not isinstance(one.settlement, Replaced):
                     self._remove_payload(delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
@@ -288,7 +309,7 @@ class DeliveryHolder(ABC):
         else:
             event, visible_at = return_of(delivery, settlement, now)
         again_at = visible_at + REAPPEARS_AFTER_SECONDS
-        self._receivers.expect(delivery.queue.name, delivery.facts.message_id, again_at)
+        self._expect(delivery.queue, delivery.facts.message_id, again_at)
         emit(event)
         if delivery.settled_at is not None:  # somebody measures
             measure_settlement(delivery, now)
@@ -307,7 +328,6 @@ class DeliveryHolder(ABC):
         if self._dead_letters.send(delivery, letter):
             self.redeliveries.finish(delivery)
             emit(events.DeadLettered(delivery.facts, letter.reason))
-            delivery.pointer = None  # the payload is the copy's now
-            self._resume(delivery, Delete())
+            self._resume(delivery, Replaced())
         elif not self.ledger.postponed(delivery, letter.otherwise):
             self._resume(delivery, letter.otherwise)

@@ -15,6 +15,11 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class Replaced(Delete):
+    """Another message has its place, or had: delete it, but not its payload, which that one needs."""
+
+
+@dataclass(frozen=True, slots=True)
 class Hide:
     """Failed: come back in `seconds`, whole ones, clamped to the horizon; not to be run if it is `kept`."""
 

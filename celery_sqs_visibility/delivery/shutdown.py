@@ -12,7 +12,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.receiver import Pauses, Receivers
 from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.settlements import Hide, Release
+from celery_sqs_visibility.delivery.settlements import Hide, Release, Renew, Split
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 
@@ -98,7 +98,7 @@ class Shutdown:
         # The ledger lacks buffered deliveries that another consumer has superseded.
         buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
         if queue_name is None:
-            self._copies.interrupt()
+            self._copies.interrupt(Split)
         unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
@@ -120,7 +120,11 @@ class Shutdown:
         return queue_name is None or self._pauses.get(queue_name) is not None
 
     def hand_back(self) -> list[Delivery]:
-        """Release running deliveries, finish settlements, and return the orphans."""
+        """Release running deliveries, finish settlements, and return the orphans.
+
+        Copies that could not be sent so far are not awaited any longer: their originals are released, too.
+        """
+        self._copies.interrupt(Renew, Split)
         orphans = self._give_back(self._ledger.all())
         self.flush()
         return orphans

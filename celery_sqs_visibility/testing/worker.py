@@ -206,9 +206,9 @@ class Worker(DeliveryHolder):
         parts = [part.batch_threads for part in (self._heartbeat, self._settler, self._copies)]
         return [*parts, self._runs.keys.threads] if self._runs.keys is not None else parts
 
-    def _take_back(self, delivery: Delivery, renew: Renew) -> None:  # noqa: ARG002 - the holder's
+    def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
         """The queue refuses the copy of a message that waits: it is hidden instead."""
-        delivery.settle(delivery.after_an_error())
+        return self.end_copying(delivery, renew, delivery.after_an_error())
 
     def _released(self) -> None:
         """Nothing: it has no threads."""

@@ -18,6 +18,7 @@ from celery import Task, signals, states
 from celery.canvas import maybe_signature
 from celery.exceptions import (
     Ignore,
+    MaxRetriesExceededError,
     NotRegistered,
     Reject,
     Retry,
@@ -74,6 +75,9 @@ class VisibilityRequest(DeliveryRequest):
         """Hide the message, as the child decided; Celery would delete it."""
         exc = exception_of(exc_info)
         if self.delivery is not None and isinstance(exc, VisibilityRetry):
+            if not (self.acknowledged or self.delivery.may_return):
+                self._fail_last_receive(exc, exc_info)
+                return
             self._come_back(exc.delay, cast("Any", exc).excs)
         super().on_retry(exc_info)
 
@@ -214,9 +218,20 @@ class VisibilityRequest(DeliveryRequest):
                 attempts=str(self._attempt),
             )
 
-    def _fail_run(self, exc: Exception) -> bool:
+    def _fail_last_receive(self, retry: VisibilityRetry, exc_info: ExceptionInfo) -> None:
+        """Its message came back during the run, for the last time, which its child cannot know.
+
+        Hidden, it would be moved by SQS at the next receive, without a reason.
+        """
+        exc: Any = retry.exc
+        if exc is None:
+            exc = MaxRetriesExceededError(f"Can't retry {self.name}[{self.id}]")
+        self._fail_run(exc, exc_info.traceback)
+
+    def _fail_run(self, exc: Exception, traceback: str | None = None) -> bool:
         """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
         exc_info = exc_info_of(exc)
+        exc_info.traceback = traceback or exc_info.traceback
         if not self.acknowledged:
             self.on_failure(exc_info)
         if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
@@ -269,7 +284,8 @@ class VisibilityRequest(DeliveryRequest):
 
     @property
     def _is_last_attempt(self) -> bool:
-        return self.task.is_last_attempt(self.context, self._limit)
+        may_return = self.delivery is None or self.delivery.may_return
+        return not may_return or self.task.is_last_attempt(self.context, self._limit)
 
     @property
     def _attempts_beyond_last(self) -> int:

@@ -177,6 +177,15 @@ def left(queue: Queue) -> int:
     return sum(counts(queue))
 
 
+def show(queue: Queue) -> None:
+    """Its hidden messages are visible, as a standard queue may deliver one that is hidden once more."""
+    stored = queue.sqs._queues[queue.url]
+    for message in stored.messages:
+        if message.receive_count:
+            message.visible_at = 0.0
+            stored._time(message)
+
+
 def requests(sqs: FakeSQS, action: str) -> list[dict[str, Any]]:
     """The arguments of the requests of that action."""
     return [arguments for name, arguments in sqs.calls if name == action]
@@ -284,6 +293,9 @@ class FakeHolder:
         self.rejection = SimpleNamespace(
             after_an_error=lambda _delivery: AFTER_AN_ERROR,
             gave_up=lambda _delivery: given_up,
+            may_return=lambda delivery: (
+                policy is None or delivery.facts.receive_count < policy.max_receive_count
+            ),
             give_up=lambda delivery, reason, _body, _on_exhausted, **attributes: self.settle(
                 delivery, (reason, attributes)
             ),

@@ -59,14 +59,20 @@ class Ledger:
         options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
             before their deadline; with an interval of 0 only if their task asks for it.
         leases: what running tasks see of their deliveries, if they run in a worker.
+        lock: shared with the ledgers whose deliveries may take the place of this one's. Reentrant, since
+            Celery's cold shutdown settles in a signal handler, on a thread that may be settling just now.
     """
 
-    def __init__(self, options_of: OptionsOfQueue, leases: LeaseTable | None = None) -> None:
+    def __init__(
+        self,
+        options_of: OptionsOfQueue,
+        leases: LeaseTable | None = None,
+        lock: threading.RLock | None = None,
+    ) -> None:
         self._options_of = options_of
         self._leases = leases
-        # Guards everything below, and the mutable fields of the deliveries. Reentrant, since Celery's cold
-        # shutdown settles in a signal handler, on a thread that may be settling just now.
-        self._lock = threading.RLock()
+        # Guards everything below, and the mutable fields of the deliveries.
+        self._lock = lock or threading.RLock()
         self._changed = threading.Condition(self._lock)  # an extension returned, or nothing is held any more
         self._held: dict[str, Delivery] = {}
         # Superseded ones, and those settled unrun, as long as anybody refers to them.
@@ -113,9 +119,10 @@ class Ledger:
             return True
 
     def disclaim(self, delivery: Delivery) -> bool:
-        """It is to run after all, by another request of Celery's; whether it is held."""
+        """It is to run after all, by another request of Celery's; whether it was held."""
         with self._lock:
-            delivery.claimed, delivery.carrier = False, None
+            if delivery.held:
+                delivery.claimed, delivery.carrier = False, None
             return delivery.held
 
     def settle(

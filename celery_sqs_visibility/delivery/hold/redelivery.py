@@ -99,12 +99,15 @@ class RedeliveryIndex:
     Args:
         visibility_timeout: seconds; finished messages are remembered for longer than that.
         clock: the monotonic clock of the deadlines.
+
+    Attributes:
+        lock: also guards the ledgers of the process: a delivery may take the place of another ledger's.
+            Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be here.
     """
 
     def __init__(self, visibility_timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
-        # Guards _held, where a message has another delivery there. Reentrant: Celery's cold shutdown settles
-        # in a signal handler, on a thread that may be here just now.
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        # Guarded by it where a message has another delivery there.
         self._held: dict[tuple[str, str], Delivery] = {}
         # A message that is given up and kept comes back within 12 hours, each time; one that could not be
         # deleted once SQS answers again.
@@ -130,7 +133,7 @@ class RedeliveryIndex:
         if (held := self._held.setdefault(key, delivery)) is not delivery:  # one step, which needs no lock
             if delivery.deadline <= self._clock.monotonic() and delivery.deadline < held.deadline:
                 return Arrival.OUTDATED
-            with self._lock:
+            with self.lock:
                 older = self._held.get(key)
                 self._held[key] = delivery
             if older is not None and older.supersede(delivery):
@@ -141,7 +144,7 @@ class RedeliveryIndex:
     def remove(self, delivery: Delivery) -> None:
         """It was settled."""
         key = delivery.message_key
-        with self._lock:
+        with self.lock:
             if self._held.get(key) is delivery:
                 del self._held[key]
 
@@ -154,7 +157,7 @@ class RedeliveryIndex:
         task asked for that; an extension in flight may put that off by a visibility timeout.
         """
         key = delivery.message_key
-        with self._lock:
+        with self.lock:
             self._finished.add(key, delivery.deadline + MARGIN_SECONDS)
             if self._held.get(key) is delivery:
                 del self._held[key]

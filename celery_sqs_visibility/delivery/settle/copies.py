@@ -23,7 +23,16 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Release, Renew, Settlement, Split
+from celery_sqs_visibility.delivery.settlements import (
+    Delete,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Replaced,
+    Settlement,
+    Split,
+)
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
     AccessDeniedError,
@@ -86,6 +95,7 @@ class Sending:
         error: why a copy was given up, if one was.
         message_id: SQS's, of the copy that was sent last.
         remainder_tried: whether the message that stands for the copies that are left was begun.
+        most: how many copies are begun: all, where no message can stand for those that are left.
     """
 
     delivery: Delivery
@@ -101,6 +111,13 @@ class Sending:
     message_id: str = ""
     _remainder_sent: bool = False
     remainder_tried: bool = False
+    most: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most = len(self.copies)
+        if isinstance(self.copying, Split) and self.most > RECORDS_A_TURN:
+            left = range(RECORDS_A_TURN, self.most)
+            self.most = self.most if self.copying.remainder(left) is None else RECORDS_A_TURN
 
     @property
     def copies(self) -> Sequence[OutgoingMessage]:
@@ -111,8 +128,8 @@ class Sending:
         """The indices of the copies that may be under way now, too."""
         if self.stopping:
             return []
-        most = BATCH_ENTRIES * (BATCHES_SIDE_BY_SIDE if self.sent else 1)
-        end = min(len(self.copies), RECORDS_A_TURN, self.next + most - len(self.under_way))
+        together = BATCH_ENTRIES * (BATCHES_SIDE_BY_SIDE if self.sent else 1)
+        end = min(self.most, self.next + together - len(self.under_way))
         begun = list(range(self.next, end))
         self.next = max(self.next, end)
         self.under_way.update(begun)
@@ -143,7 +160,7 @@ class Sending:
     @property
     def ended(self) -> bool:
         """Whether nothing is under way, nor begins."""
-        return not self.under_way and (self.stopping or self.next >= min(len(self.copies), RECORDS_A_TURN))
+        return not self.under_way and (self.stopping or self.next >= self.most)
 
     def remainder(self) -> OutgoingMessage | None:
         """After its end, the message for the copies that are left; `None` where none can be, or was tried."""
@@ -234,21 +251,22 @@ class Copies:
 
     def submit(self, delivery: Delivery, copying: Renew | Split) -> None:
         """Send the copies of a delivery that is held until `ended` is called."""
+        sending = Sending(delivery, copying)
         with self._lock:
-            sending = Sending(delivery, copying)
             self._sendings[sending] = None
             self._unended += 1
             self._go_on(sending)
             self.batch_threads.wake()
 
-    def interrupt(self) -> None:
-        """The process ends: the records that are left of each event go on as one message."""
+    def interrupt(self, *kinds: type[Renew | Split]) -> None:
+        """The process ends: of these kinds begin nothing more, and release what nothing was sent of.
+
+        The records that are left of an event go on as one message.
+        """
         with self._lock:
-            splits = [each for each in self._sendings if isinstance(each.copying, Split)]
-            for sending in splits:
+            for sending in [each for each in self._sendings if isinstance(each.copying, kinds)]:
                 sending.given_back = True
                 self._stop(sending)
-            if splits:
                 self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
@@ -339,7 +357,7 @@ class Copies:
         self._note_given_up(pending)
         self._log_outage(batch, failed, since)
         for sending in {message.tag.sending: None for message in batch.messages}:
-            if sending.abandoned:  # meanwhile: what failed is not sent again
+            if sending.abandoned or sending.given_back:  # meanwhile: what failed is not sent again
                 self._stop(sending)
             else:
                 self._go_on(sending)
@@ -423,7 +441,7 @@ def settlement_of(sending: Sending, permissions: CopyPermissions, rejection: Rej
     A thread that sends. In workers and Lambda functions.
     """
     if not sending.left:
-        return Delete()
+        return Delete() if isinstance(sending.copying, Split) else Replaced()
     if isinstance(sending.error, REFUSALS):
         if isinstance(sending.copying, Renew):
             return _not_renewed(sending, sending.copying, sending.error, permissions)

@@ -24,6 +24,7 @@ from celery_sqs_visibility.delivery.settlements import (
     Hide,
     Park,
     Release,
+    Replaced,
     Settlement,
 )
 from celery_sqs_visibility.errors import (
@@ -65,6 +66,7 @@ ACTIONS: Mapping[type[Settlement], str] = {
 #: The kind of request: a delete, a dead letter, or a visibility change.
 KIND_OF: Final[Mapping[type[Settlement], type[Settlement]]] = {
     Delete: Delete,
+    Replaced: Delete,
     DeadLetter: DeadLetter,
     Hide: Hide,
     Park: Hide,

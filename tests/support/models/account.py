@@ -75,9 +75,14 @@ class Account:
         for message in self.world.messages.values():
             self.disturb(self.keys_in(message.body))
 
+    @property
+    def sendings(self):
+        """Whose copies are sent."""
+        return [each for consumer in self.world.consumers for each in consumer._copies._sendings]
+
     def interrupt_copies(self):
         """The machine slept during requests, which may be taken for hanging ones and made once more."""
-        for sending in self.world.consumer._copies._sendings:
+        for sending in self.sendings:
             if sending.under_way:
                 self.disturb(self.keys_of(sending.delivery))
 
@@ -202,21 +207,20 @@ class Account:
 
     def _sending(self, keys):
         """Whose copy has these keys; `None` where nobody knows: a copy that arrived is copied, too."""
-        sendings = self.world.consumer._copies._sendings
-        found = [each for each in sendings if set(self.keys_of(each.delivery)) & set(keys)]
+        found = [each for each in self.sendings if set(self.keys_of(each.delivery)) & set(keys)]
         return found[0] if len(found) == 1 else None
 
     # What always holds
 
     def check(self):
         """Whenever no thread can go on."""
-        consumer, held = self.world.consumer, 0
-        capacity = consumer.capacity
-        for delivery in consumer.ledger.all():
-            held += not delivery.claimed and delivery not in capacity._aside
-            lease = delivery.lease
-            assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
-        assert capacity.held == held, "capacity is counted"
+        for consumer in self.world.consumers:
+            capacity, held = consumer.capacity, 0
+            for delivery in consumer.ledger.all():
+                held += not delivery.claimed and delivery not in capacity._aside
+                lease = delivery.lease
+                assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
+            assert capacity.held == held, "capacity is counted"
         for run in self.world.pool.running:
             self.check_activity(run)
             newest = run.delivery

@@ -7,8 +7,9 @@ from support.factories import EVERYTHING
 from support.models.flights import Flight
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
-from celery_sqs_visibility.delivery.settlements import Split
+from celery_sqs_visibility.delivery.settlements import Release, Split
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -52,19 +53,44 @@ class DenyingSQS(FakeSQS):
 
 
 class Worker:
-    """A worker: its consumer, the tasks that Celery has, and the requests with copies that are under way."""
+    """A worker: its consumers, the tasks that Celery has, and the requests with copies that are under way.
+
+    Each connection has a consumer; those before the last finish what they hold.
+    """
 
     def __init__(self, queue, clock):
         self.queue, self.clock = queue, clock
-        self.tasks, self.flights = [], []
+        self.redeliveries = RedeliveryIndex(factories.TIMEOUT, clock)
+        self.tasks, self.flights, self.consumers = [], [], []
         self.handles = set()
         self.stopped = self.was_stopped = False
-        self.consumer = factories.queue_consumer(clock, open_message=EVENTS.decode, heartbeat_interval=40)
-        self.consumer._receivers.add(_Receiver(queue), self._take)
+        self.connect()
+
+    def connect(self):
+        """Celery connects, for the first time or anew: then it forgets what it had."""
+        self.give_back()
+        self.tasks = []
+        self.consumer = factories.queue_consumer(
+            self.clock,
+            open_message=EVENTS.decode,
+            heartbeat_interval=40,
+            redeliveries=self.redeliveries,
+            consumers=lambda: self.consumers,
+        )
+        self.consumers.append(self.consumer)
+        self.consumer._receivers.add(_Receiver(self.queue), self._take)
         self.consumer.capacity.prefetch_count = 1000
 
-    def _take(self, payload, _delivery):
-        self.tasks.append((payload, self.consumer.ledger.get(payload["properties"]["delivery_tag"])))
+    def give_back(self, *kinds):
+        """Receive nothing more, and give back what does not run; of these kinds send no copies either."""
+        for consumer in self.consumers:
+            consumer.stop_polling()
+            consumer._copies.interrupt(Split, *kinds)
+            for delivery in consumer.ledger.unstarted():
+                delivery.settle(Release())
+
+    def _take(self, payload, delivery):
+        self.tasks.append((payload, delivery))
 
     def receive(self):
         if self.stopped:
@@ -78,27 +104,41 @@ class Worker:
 
     def take(self, now):
         """The next request with copies; `None` if none is due."""
-        batch = self.consumer._copies.take(now)
-        if batch is None:
-            return None
-        check_batch(batch, now)
-        self.flights.append(Flight(self.consumer._copies, batch, now))
-        return self.flights[-1]
+        for consumer in self.consumers:
+            if (batch := consumer._copies.take(now)) is not None:
+                check_batch(batch, now)
+                self.flights.append(Flight(consumer._copies, batch, now))
+                return self.flights[-1]
+        return None
+
+    def send_next(self):
+        """Make a request with copies; whether one was due."""
+        return any(consumer._copies.batch_threads.send_next() for consumer in self.consumers)
 
     def originals(self):
         """The messages whose copies go out."""
-        return [sending.delivery.current for sending in self.consumer._copies._sendings]
+        sendings = [sending for consumer in self.consumers for sending in consumer._copies._sendings]
+        return [sending.delivery.current for sending in sendings]
 
     def extend_and_settle(self):
-        for part in () if self.stopped else (self.consumer._settler, self.consumer._heartbeat):
-            while part.batch_threads.send_next():
-                pass
+        for consumer in () if self.stopped else self.consumers:
+            for part in (consumer._settler, consumer._heartbeat):
+                while part.batch_threads.send_next():
+                    pass
 
     @property
     def has_ended(self):
         """Whether nothing is under way."""
-        consumer = self.consumer
-        return not (self.flights or consumer._copies.unfinished or consumer._settler._unfinished)
+        return not self.flights and not any(
+            consumer._copies.unfinished or consumer._settler._unfinished for consumer in self.consumers
+        )
+
+    @property
+    def holds(self):
+        """How many messages it holds, which ledgers and capacities agree on."""
+        held = [(len(consumer.ledger), consumer.capacity.held) for consumer in self.consumers]
+        assert all(ledger == capacity for ledger, capacity in held), f"capacity is counted: {held}"
+        return sum(ledger for ledger, _ in held)
 
 
 def check_batch(batch, now):

@@ -17,12 +17,12 @@ ROUNDS = 400
 
 def check_wakes(world):
     """Who waits has no reason to go on, or was woken."""
-    consumer, now = world.consumer, world.now
-    for threads in consumer._batch_threads:
+    now = world.now
+    for threads in (threads for consumer in world.consumers for threads in consumer._batch_threads):
         check_batch_threads(threads, now)
     if world.main.readable is not None and not select.select([world.main.readable], [], [], 0)[0]:
         assert not world.buffer._is_ready(), "the event loop is woken for what may go"
-    check_waiters(consumer.capacity, world)
+    check_waiters(world.consumer.capacity, world)
 
 
 def check_batch_threads(threads, now):
@@ -45,9 +45,11 @@ def check_waiters(capacity, world):
     """Free capacity is given to those that wait for it.
 
     A share of a queue that was paused or stopped is not: that happens in signal handlers, too. Nor is what a
-    queue may have from when another is known that it overtakes. The supervisor gives them that.
+    queue may have from when another is known that it overtakes, or when what the consumers of earlier
+    connections hold is settled. The supervisor gives them that.
     """
-    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0
+    earlier = sum(consumer.capacity.held + consumer.capacity.runs for consumer in world.consumers[:-1])
+    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0, earlier
     if shares != world.shares:
         world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
@@ -80,7 +82,9 @@ def check_rest(world):
             world.clock.advance(max(0, wait - END_SECONDS))
             world.scheduler.advance(min(wait, END_SECONDS))
     assert not left, f"all is done: {left}"
-    check_nothing_is_kept(world)
+    for consumer in world.consumers:
+        check_nothing_is_kept(world, consumer)
+    check_nothing_is_known(world)
     world.do(world.consumer.close, name="close")
     world.scheduler.advance(END_SECONDS)
     others = [thread for thread in world.scheduler.threads if thread is not world.main]
@@ -89,8 +93,11 @@ def check_rest(world):
 
 def is_busy(world):
     """Requests under way count too: a message that is given up may still be deleted."""
-    consumer, pool = world.consumer, world.pool
-    held = len(consumer.ledger) or consumer._settler._unfinished or consumer._copies.unfinished
+    pool = world.pool
+    held = any(
+        len(consumer.ledger) or consumer._settler._unfinished or consumer._copies.unfinished
+        for consumer in world.consumers
+    )
     starting = not world.has_started or world.ending
     return starting or held or pool.running or pool.starting or pool.reserved
 
@@ -99,19 +106,22 @@ def is_given_up(world, message):
     return world.account.given_up.issuperset(world.account.keys_in(message.body))
 
 
-def check_nothing_is_kept(world):
-    consumer, capacity = world.consumer, world.consumer.capacity
+def check_nothing_is_kept(world, consumer):
+    capacity = consumer.capacity
     assert len(consumer.ledger) == 0, "nothing is held"
     assert not consumer.ledger._waiting, "no settlement waits"
     assert consumer.ledger.next_extension() is None, "nothing is to be extended"
     assert not consumer._settler._unfinished, "everything is settled"
     assert not consumer._copies.unfinished, "all copies are sent"
-    assert len(world.buffer) == 0, "nothing is buffered"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
     assert capacity._fifo.occupied == 0, "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"
     polls = sum(len(receiver.in_flight) for receiver in consumer._receivers.all())
     assert capacity._asked.polls.total() <= polls, "only polls ask for messages"
+
+
+def check_nothing_is_known(world):
+    assert not any(map(len, world.buffers)), "nothing is buffered"
     assert not world.leases._taken, "no run has a lease"
     assert not world.redeliveries._held, "nothing is known as held"
     if world.turns is not None:

@@ -146,35 +146,47 @@ class Whole(RuleBasedStateMachine):
         }
         self.options = options
         parsed = Options.parse(options)
-        self.buffer = Buffer()
         turns = Turns(order, parsed.for_queue) if order != "fair" or chance.random() < 0.5 else None
         self.turns = turns
         self.pool = Pool(self, slots=chance.choice([1, 3, 8]), dispatches=chance.random() < 0.5)
         self.pauses = Pauses(self.clock)
         self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.has_started = self.ending = self.dying = False
-        self.shares, self.shared_at = (0, 0), 0.0  # see `check_waiters`
+        self.redrive = RedriveBook()
+        self.has_loop = chance.random() < 0.5
+        self.consumers, self.buffers = [], []
+        self.connect()
+
+    def connect(self):
+        """Celery connects, for the first time or anew: with another consumer, and an empty buffer."""
+        self.has_started = False
+        self.shares, self.shared_at = (0, 0, 0), self.now  # see `check_waiters`
+        self.buffer = Buffer()
         self.consumer = factories.queue_consumer(
             self.clock,
             buffer=self.buffer,
-            redrive=RedriveBook(),
+            redrive=self.redrive,
             redeliveries=self.redeliveries,
             open_message=self.open_message,
             payloads=self.bucket,
             slots=self.pool.slots,
-            turns=turns,
+            turns=self.turns,
             pauses=self.pauses,
             leases=self.leases,
-            **options,
+            consumers=lambda: self.consumers,
+            **self.options,
         )
+        self.consumers.append(self.consumer)
+        self.buffers.append(self.buffer)
         for threads in self.consumer._batch_threads:
             threads._woken.woken_for_nothing = False  # see `check_batch_threads`
         self.consumer.capacity.prefetch_count = self.pool.prefetch_count
-        self.has_loop = chance.random() < 0.5
         self.main = self.scheduler.start(self.main_thread, "main")
 
     def main_thread(self):
         """Celery's."""
+        for consumer in self.consumers[-2:-1]:
+            consumer.close()
         for queue in self.queues.values():
             self.consumer.consume(queue, self.pool.on_message)
         self.has_started = True
@@ -200,7 +212,8 @@ class Whole(RuleBasedStateMachine):
 
     def end_threads(self):
         self.scheduler.kill(self.scheduler.threads)
-        self.buffer.close()
+        for buffer in self.buffers:
+            buffer.close()
         for lease in list(self.leases._taken):
             self.leases.free(lease)
 
@@ -339,6 +352,15 @@ class Whole(RuleBasedStateMachine):
         self.do(change)
         self.run()
 
+    @step(often=0.3)
+    def lose_connection(self):
+        """Celery forgets what no process has, and connects anew. What runs goes on."""
+        if self.has_started and not self.ending:
+            self.scheduler.kill([self.main])
+            self.pool.reserved = []
+            self.connect()
+            self.run()
+
     @step(often=0.3, grace=[0, 1, 25])
     def shut_down(self, grace=25):
         if self.has_started and not self.ending:
@@ -348,23 +370,30 @@ class Whole(RuleBasedStateMachine):
 
     def drain(self, grace):
         """As `worker.drain.Drain` does it, and then the next worker starts."""
-        consumer, ends = self.consumer, self.now + grace
+        consumers, ends = self.consumers, self.now + grace
         polls_until = min(self.now + POLL, ends)
-        consumer.stop_polling()
-        consumer.end_by(ends, polls_until)
-        consumer.give_back_unstarted()
-        consumer.wait_for_polls(polls_until)
-        consumer.give_back_unstarted()
-        while (left := ends - self.now) > 0 and not consumer.ledger.wait_until_empty(min(left, 0.5)):
-            pass
+        for consumer in consumers:
+            consumer.stop_polling()
+            consumer.end_by(ends, polls_until)
+        for consumer in consumers:
+            consumer.give_back_unstarted()
+        for consumer in consumers:
+            consumer.wait_for_polls(polls_until)
+        for consumer in consumers:
+            consumer.give_back_unstarted()
+        for consumer in consumers:
+            while (left := ends - self.now) > 0 and not consumer.ledger.wait_until_empty(min(left, 0.5)):
+                pass
         received = self.account.counts["Received"]
-        consumer.hand_back()
+        for consumer in consumers:
+            consumer.hand_back()
         self.pool.kill()
         calm = self.requests.latency * 4 < HAND_BACK and not any(self.requests.faults.values())
         # What a poll brings meanwhile may be settled later.
         calm = calm and self.account.counts["Received"] == received
         if calm and max(self.requests.failed_at, self.account.awake_since) < ends - grace - CALM:
-            assert not consumer._settler._unfinished, "a drain has the time to settle"
+            unfinished = any(consumer._settler._unfinished for consumer in consumers)
+            assert not unfinished, "a drain has the time to settle"
         self.dying = True
 
     @step(often=0.1)

@@ -156,10 +156,16 @@ class World:
         """Of the batches of that action, in order."""
         return [entry for batch in factories.entries(self.sqs, action) for entry in batch]
 
-    def come_back(self, queue, consumer=None):
-        """The messages' visibility ran out, and the receiver, whose part the test plays, polls again."""
+    def come_back(self, queue, consumer=None, *, early=False):
+        """The messages' visibility ran out, and the receiver, whose part the test plays, polls again.
+
+        Or a standard queue delivers them once more, `early`.
+        """
         consumer = consumer or self.consumer
-        self.clock.advance(TIMEOUT)
+        if early:
+            factories.show(queue)
+        else:
+            self.clock.advance(TIMEOUT)
         now = self.clock.monotonic()
         messages = self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
         for _ in messages:

@@ -10,6 +10,7 @@ from support.factories import CHANGES, EVERYTHING, counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.delivery.shutdown import HAND_BACK_SECONDS
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -145,3 +146,16 @@ def test_what_the_last_poll_brings_goes_to_the_next_consumer_of_the_process(star
         assert [each.capacity.held for each in world.consumers] == [0, 0, 0, count]
     assert counts(queue) == (0, 4)
     assert not factories.entries(world.sqs, CHANGES), "none was given back"
+
+
+def test_a_message_that_an_earlier_consumer_hid_is_expected_by_the_one_that_polls(start, queue):
+    world = start(consumers=lambda: world.consumers)
+    factories.send(queue, "a")
+    wait_until(partial(holds, world, 1), SOON, "the message")
+    (one,) = world.consumer.ledger.all()
+    end(world)
+    world.consumer = world.new_consumer()
+    world.consumer.consume(queue, world.on_message(world.handed.append))
+    one.settle(Hide(100))
+    receiver = world.consumer._receivers.get("q")
+    wait_until(receiver._schedule.next_expected, SOON, "it to be expected")

@@ -100,6 +100,22 @@ def test_what_others_have_stored_of_a_broadcast_does_not_end_it_here(make, app):
     assert one.holder.settled == []
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"), [(ValueError("no"), "ValueError: no"), (None, "MaxRetriesExceededError: Can't retry")]
+)
+def test_what_was_received_for_the_last_time_during_its_run_fails(make, failures, raised, told):
+    """Its child knows only of the receive before, and SQS would move the message without a reason."""
+    one = make(facts={"receive_count": 2}, max_receive_count=3)
+    one.delivery.superseded_by = held_delivery(one.holder, receive_count=3)
+    one.on_retry(exc_info(VisibilityRetry(None, raised, 5)))
+    [(text, attributes)] = one.holder.settled
+    assert text == "failed at its last attempt"
+    assert told in attributes["exception"]
+    assert "VisibilityRetry" in attributes["traceback"], "the child's"
+    assert [kind for kind, _ in one.handled] == ["on_failure"]
+    assert [failed.last for failed in failures] == [True]
+
+
 @pytest.mark.parametrize(("delay", "settled"), [(2.4, Hide(3)), (0, Hide(0)), (None, Lapse())])
 def test_it_comes_back_when_its_child_says(make, failures, delay, settled):
     one = make(facts={"receive_count": 2})

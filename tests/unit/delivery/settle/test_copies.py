@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 from support import factories
+from support.batch_threads import work_off
 from support.factories import DELETES
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
-from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
-from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.settlements import Renew
+from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, ThrottledError
+from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released, Renewed, subscribe
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, new_key
 
 SENDS = ("SendMessage", "SendMessageBatch")
 
@@ -100,3 +104,82 @@ def test_the_test_event_of_s3_is_deleted_during_a_shutdown_too(world, queue, eve
     world.consume(queue)
     events.wait(Deleted)
     assert world.handed == []
+
+
+def waits_for_its_copy(world, queue):
+    """A delivery whose copy cannot be sent for now."""
+    (one,) = world.deliveries(queue, "a")
+    world.sqs.send = refuse(ThrottledError("slow down"))
+    assert one.settle(Renew(OutgoingMessage("copy", delay=60), {}, None))
+    return one
+
+
+def refuse(error):
+    def send(*_):
+        raise error
+
+    return send
+
+
+def newer_at_the_next_consumer(world, queue):
+    """Celery has connected anew, and the message comes back to the new connection's consumer."""
+    earlier, later = world.consumer, world.new_consumer()
+    later.consume(queue, world.on_message(world.handed.append))
+    earlier.stop_polling()
+    (newer,) = world.come_back(queue, later, early=True)
+    return newer
+
+
+def test_a_copied_message_that_came_back_to_the_next_consumer_is_settled_there(world, queue, events):
+    waits_for_its_copy(world, queue)
+    newer = newer_at_the_next_consumer(world, queue)
+    assert (newer.claimed, newer.holder.capacity.held) == (True, 0), "its copy's sender settles it"
+    del world.sqs.send
+    world.clock.advance(10)  # beyond the pause of its sender
+    work_off(world.consumers[0]._copies.batch_threads)
+    assert events.wait(Deleted)[0].delivery.message_id == newer.facts.message_id
+    assert [world.held(consumer) for consumer in world.consumers] == [0, 0]
+    assert factories.requests(world.sqs, SENDS[0])[-1]["message"].body == "copy"
+
+
+def test_one_whose_copy_is_refused_is_taken_back_by_the_consumer_that_has_it_now(world, queue, events):
+    waits_for_its_copy(world, queue)
+    newer = newer_at_the_next_consumer(world, queue)
+    world.handed.clear()
+    world.sqs.send = refuse(AccessDeniedError("no"))
+    world.clock.advance(10)  # beyond the pause of its sender
+    work_off(world.consumers[0]._copies.batch_threads)
+    wait_until(lambda: world.hand_over() or world.handed, SOON, "the message, which Celery holds now")
+    assert not newer.claimed
+    assert [world.held(consumer) for consumer in world.consumers] == [0, 1]
+
+
+def test_a_message_that_comes_back_as_its_copy_is_sent_leaves_the_payload_to_the_copy(make, events):
+    store = FakeObjectStore()
+    world = make(payloads=store, payload_store=f"s3://{store.bucket}")
+    queue = world.queue()
+    (one,) = world.deliveries(queue, "a")
+    key = new_key("")
+    store.objects[key] = b"large"
+    one.pointer = pointer = PayloadPointer(store.bucket, key)
+
+    def come_back(_):
+        (newer,) = world.come_back(queue, early=True)
+        newer.pointer = pointer
+
+    end = subscribe(come_back, Renewed)
+    assert one.settle(Renew(OutgoingMessage("copy", delay=900), {}, None))
+    events.wait(Deleted)
+    end()
+    world.consumer._removals.flush(SOON)
+    assert list(store.objects) == [key]
+
+
+def test_handing_back_releases_what_its_copy_could_not_be_sent_of(world, queue, events):
+    one = waits_for_its_copy(world, queue)
+    world.consumer.stop_polling()
+    now = world.clock.monotonic()
+    world.consumer.end_by(now, now)
+    world.consumer.hand_back()
+    assert events.wait(Released) == [Released(one.facts)]
+    assert factories.counts(queue) == (1, 0)

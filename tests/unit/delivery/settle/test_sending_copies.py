@@ -162,7 +162,7 @@ def test_an_interrupted_event_goes_on_as_one_message_where_it_stopped(world, ans
     for _ in range(answered):
         world.answer(world.take())
     in_flight = [world.take()] if answered else []
-    world.copies.interrupt()
+    world.copies.interrupt(Split)
     for batch in in_flight:
         world.answer(batch)
     world.work_off()
@@ -182,9 +182,19 @@ def test_what_failed_of_a_batch_is_what_is_left(world):
     second, third = world.in_flight()
     world.answer(second)
     world.answer(third)
-    world.copies.interrupt()
+    world.copies.interrupt(Split)
     world.work_off()
     assert world.sent() == [*numbers(range(13), range(14, 30)), "left [13]"]
+
+
+def test_what_fails_that_was_under_way_as_the_process_ends_is_not_sent_again(world):
+    world.renew("a")
+    batch = world.take()
+    world.copies.interrupt(Renew)
+    world.sqs.fail_next(SEND, ThrottledError("slow down"))
+    world.answer(batch)
+    assert world.sent() == []
+    assert [(each.left, each.given_back) for each in world.ended] == [([0], True)]
 
 
 @pytest.mark.parametrize("error", [ThrottledError("slow down"), UnavailableError("no answer")])
@@ -253,6 +263,14 @@ def test_after_a_turn_the_rest_goes_on_as_one_message(world):
     world.work_off()
     rest = list(range(RECORDS_A_TURN, RECORDS_A_TURN + 5))
     assert world.sent() == [*numbers(range(RECORDS_A_TURN)), f"left {rest}"]
+
+
+def test_where_no_message_can_stand_for_the_rest_all_records_are_sent(world):
+    (delivery,) = factories.received(world.queue, 1, world.clock)
+    records = [OutgoingMessage(str(n)) for n in range(RECORDS_A_TURN + 5)]
+    world.copies.submit(delivery, Split(records, "event", lambda _: None))
+    world.work_off()
+    assert world.sent() == numbers(range(RECORDS_A_TURN + 5))
 
 
 def test_a_record_that_is_refused_goes_on_alone_with_the_others_behind_it(world):
