@@ -28,5 +28,7 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
     """
     most = policy.get("max_retries")
     retries = failures - 1 if most is None else (failures - 1) % (most + 1)
+    if retries == most:  # that publication was given up, and this is the next one's first attempt
+        return 0.0
     start, step, longest = (float(policy.get(f"interval_{name}", 1)) for name in ("start", "step", "max"))
     return min(start + retries * step, longest)

@@ -532,6 +532,11 @@ class Options(ContentOptions, SharedOptions):
     )
 
     @classmethod
+    def known_names(cls) -> frozenset[str]:
+        """The names that `broker_transport_options` may have, those of kombu and Celery among them."""
+        return OTHER_PEOPLES_OPTIONS | PRESENT_NAMES.keys() | {option_name(f.name) for f in fields(cls)}
+
+    @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
         """Check `broker_transport_options`.
 
@@ -539,7 +544,7 @@ class Options(ContentOptions, SharedOptions):
             OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
         """
         declared = {option_name(f.name): f for f in fields(cls)}
-        known = declared.keys() | PRESENT_NAMES.keys() | OTHER_PEOPLES_OPTIONS
+        known = cls.known_names()
         for name, value in given.items():
             if name not in known and (value or name not in REMEDIES):
                 raise _unknown(name, declared)

@@ -162,7 +162,8 @@ class SharedRequests:
         """Send one message; returns when SQS has it. Raises as `OutgoingMessages.send`."""
         caller = threading.get_ident()
         # A signal handler, or a finalizer, that publishes must not wait for the caller that it interrupts.
-        if caller in self._inside:
+        # And no message must wait for another's upload.
+        if caller in self._inside or self._goes_to_s3(queue, message):
             self._outgoing.send(queue, message)
             return
         try:
@@ -178,6 +179,12 @@ class SharedRequests:
         finally:
             self._inside.discard(caller)
 
+    def _goes_to_s3(self, queue: Queue, message: OutgoingMessage) -> bool:
+        outgoing = self._outgoing
+        return outgoing.store is not None and outgoing.offloads(
+            queue, message_bytes(message.body, message.attributes)
+        )
+
     def _send_first(self, queue: Queue, message: OutgoingMessage) -> None:
         try:
             self._outgoing.send(queue, message)
@@ -187,8 +194,8 @@ class SharedRequests:
     def _send_with_others(self, queue: Queue, message: OutgoingMessage) -> None:
         size = message_bytes(message.body, message.attributes)
         publication = Publication(message, size)
-        if size > MESSAGE_BYTES or self._outgoing.offloads(queue, size):
-            self._outgoing.send(queue, message)  # which takes longer, or is refused
+        if size > MESSAGE_BYTES:
+            self._outgoing.send(queue, message)  # which refuses it
             return
         try:
             with self._lock:

@@ -130,7 +130,7 @@ class AskedFor:
             self.unlikely[reservation.queue] += reservation.messages
 
     def remove(self, reservation: Reservation) -> None:
-        """The poll is over; harmless if nobody knows of it any more."""
+        """The poll is over; harmless if it asks for nothing any more."""
         if reservation not in self._all:
             return
         self._all.remove(reservation)
@@ -141,6 +141,11 @@ class AskedFor:
         self.polls[queue] -= 1
         if not self.polls[queue]:
             del self.polls[queue], self.unlikely[queue], self.messages[queue]
+
+    def remove_all(self, queue: str) -> None:
+        """The polls of that queue ask for nothing any more."""
+        for reservation in [each for each in self._all if each.queue == queue]:
+            self.remove(reservation)
 
 
 class RecentRuns:
@@ -255,11 +260,15 @@ class ReceiveCapacity:
             self._queues[queue] += 1
 
     def remove_queue(self, queue: str) -> None:
-        """A queue polls no more. Called in a signal handler, too: serves no waiter."""
+        """A queue polls no more. Called in a signal handler, too: serves no waiter.
+
+        What its polls still bring is given back, so they ask for no capacity any more.
+        """
         with self._lock:
             self._queues[queue] -= 1
             self._removed.add(queue)
             self._busy.discard(queue)
+            self._asked.remove_all(queue)
 
     def reserve(
         self,

@@ -60,9 +60,10 @@ HALF_A_SECOND_MORE = {"interval_start": 0, "interval_step": 0.5, "interval_max":
     ("policy", "intervals"),
     [
         ({}, [1, 1, 1]),  # kombu's own
-        ({**HALF_A_SECOND_MORE, "max_retries": 2}, [0, 0.5, 1, 0, 0.5, 1, 0]),
+        ({**HALF_A_SECOND_MORE, "interval_start": 1, "max_retries": 2}, [1, 1.5, 0, 1, 1.5, 0, 1]),
+        ({**HALF_A_SECOND_MORE, "interval_start": 1, "max_retries": 0}, [0, 0]),
         ({**HALF_A_SECOND_MORE, "max_retries": None}, [0, 0.5, 1, 1.5, 2, 2.5, 3]),
     ],
 )
-def test_after_the_last_retry_of_a_policy_the_next_publication_begins_anew(policy, intervals):
+def test_after_the_last_retry_of_a_policy_the_next_publication_begins_anew_and_at_once(policy, intervals):
     assert [retry_interval(policy, failures + 1) for failures in range(len(intervals))] == intervals

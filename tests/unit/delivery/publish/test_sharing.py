@@ -315,6 +315,25 @@ def test_a_message_whose_payload_goes_to_s3_shares_no_request(world):
     assert [len(bodies) for bodies in world.requests()] == [1, 1]
 
 
+def test_no_message_waits_for_anothers_upload(world):
+    class HeldStore(FakeObjectStore):
+        def put(self, *arguments):
+            uploading.set()
+            assert uploaded.wait(SOON)
+            super().put(*arguments)
+
+    uploading, uploaded = threading.Event(), threading.Event()
+    world.shared = SharedRequests(OutgoingMessages(PayloadStore(HeldStore(), threshold=100)))
+    large = world._threads.submit(world.shared.send, world.queue, OutgoingMessage("x" * 200))
+    assert uploading.wait(SOON)
+    (small,) = world.call("small")
+    assert world.sqs.begun.acquire(timeout=0), "it is sent, and gathers no others"
+    uploaded.set()
+    world.answer(2)
+    for sent in (large, small):
+        sent.result(SOON)
+
+
 def test_who_has_waited_and_then_goes_alone_hears_that_sqs_refuses_the_message(world):
     (first,) = world.call("first")
     (second,) = world.call("second")

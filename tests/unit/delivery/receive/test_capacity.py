@@ -104,6 +104,18 @@ def test_a_queue_that_is_removed_gives_its_share_to_the_others():
     assert asked(shared) == 8
 
 
+def test_polls_of_a_queue_that_is_removed_keep_nothing_from_the_next_one():
+    shared = capacity(1)
+    poll = shared.reserve("cancelled", 0)
+    assert asked(shared, "next") == 0
+    shared.remove_queue("cancelled")
+    shared.add_queue("next")
+    assert asked(shared, "next") == 1
+    shared.received(poll, 1)  # which is given back
+    shared.release(queue="cancelled")
+    assert shared.held == 0
+
+
 def test_where_there_is_less_capacity_than_queues_the_polls_are_short():
     assert capacity(2, queues=4).reserve("q", 0).wait < WAIT_TIME_SECONDS
     assert capacity(40, queues=4).reserve("q", 0).wait == WAIT_TIME_SECONDS
