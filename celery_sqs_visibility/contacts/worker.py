@@ -144,6 +144,17 @@ def update_strategies_by(consumer: Any, update: Callable[[], None]) -> Callable[
     return theirs
 
 
+def add_queues_by(consumer: Any, add: Callable[..., None]) -> Callable[..., None]:
+    """Replace the method that adds a queue while the worker runs (`Consumer.add_task_queue`).
+
+    Celery's event loop calls it (celery/worker/control.py: `add_consumer`). Without this an error about the
+    queue would end the worker.
+    """
+    theirs: Callable[..., None] = consumer.add_task_queue
+    consumer.add_task_queue = add
+    return theirs
+
+
 class RateMethods(NamedTuple):
     """Celery's methods by which tasks wait for their rate.
 

@@ -315,8 +315,10 @@ class QueueConsumer(DeliveryHolder):
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:
         """See `DeliveryHolder`. Where this consumer polls the queue no more, another one may."""
-        consumer = self._consumer_instead(queue) or self
-        consumer._receivers.expect(queue.name, message_id, at)  # noqa: SLF001 - of this class
+        if (other := self._consumer_instead(queue)) is not None:
+            other._expect(queue, message_id, at)  # noqa: SLF001 - of this class
+        else:
+            super()._expect(queue, message_id, at)
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
         """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""

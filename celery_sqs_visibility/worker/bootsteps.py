@@ -36,6 +36,7 @@ from celery_sqs_visibility.option_secrets import without_secrets
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
+from celery_sqs_visibility.worker.added_queues import AddedQueues
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
@@ -96,6 +97,7 @@ class Deliveries(SQSStep):
         self._context = context
         BoundTasks(parent, self._worker, context).bind()
         QueuesFirst(parent)
+        AddedQueues(parent)
         BadMessages(parent)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
             rate_limits = RateLimits(parent, context.turns, GivenBack(parent, self._worker))

@@ -367,6 +367,9 @@ MENTIONED = [
     ("celery.worker.consumer.tasks:Tasks.start", "c.update_strategies()"),
     ("celery.worker.worker:WorkController.reload", "self.consumer.update_strategies()"),
     ("celery.worker.strategy:default", "Request = symbol_by_name(task.Request)"),
+    # What adds a queue is called by the event loop, which an error would end.
+    ("celery.worker.control:add_consumer", "state.consumer.call_soon( ... state.consumer.add_task_queue,"),
+    ("celery.worker.consumer.consumer:Consumer.cancel_task_queue", "queues.deselect(queue)"),
     # Celery holds what exceeds a rate in buckets that we stand before.
     ("celery.worker.strategy:default", "consumer._limit_task", "consumer._limit_post_eta", "limit_task(req"),
     (

@@ -134,6 +134,23 @@ def test_a_worker_does_as_it_is_told(room):
     assert not [url for url in room.queues() if "reply" not in url]
 
 
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_queue_that_cannot_be_added_ends_no_worker(room, pool):
+    (worker,) = room.start("added", pool=pool, concurrency=1)
+    more = f"{room.site.queue}-more"
+    with room.site.proxy.inject(error("AccessDenied", 403), "GetQueueUrl"):
+        assert "add consumer" in room.tell("add_consumer", more)["ok"], "Celery's answer, before it tries"
+        worker.wait_for_log(f"queue '{more}', which add_consumer names, is not consumed")
+    room.tell("add_consumer", "no name of a queue!")
+    worker.wait_for_log("queue 'no name of a queue!', which add_consumer names, is not consumed")
+    room.tell("add_consumer", "by-topic", exchange="of-topics", exchange_type="topic")
+    worker.wait_for_log("queue 'by-topic', which add_consumer names, is not consumed")
+    room.tell("add_consumer", more)
+    wait_until(lambda: len(room.ask("active_queues")) == 2, SOON, "the queue, once it may be asked for")
+    room.site.begin("after")
+    assert "Traceback" not in worker.log
+
+
 def test_commands_are_for_some_of_the_workers(room):
     first, second = (f"{worker_name(worker)}" for worker in room.start("first", "second", concurrency=1))
     wait_until(lambda: not room.site.proxy.in_flight("SendMessage"), SOON, "earlier replies to be sent")
