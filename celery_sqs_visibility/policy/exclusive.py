@@ -20,8 +20,11 @@ CHECKPOINT_BYTES: Final = 64 * 1024
 TTL_SECONDS: Final = float(RETENTION_SECONDS)
 LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
 
-#: A message whose store did not answer is tried again after this time.
+#: A message whose store did not answer is tried again after this time,
 STORE_RETRY_SECONDS: Final = 30
+
+#: and one of which there can be no copy after this time at the most.
+LONGEST_STORE_RETRY_SECONDS: Final = 3600
 
 REDIS_SCHEMES: Final = ("redis", "rediss")
 
@@ -46,6 +49,17 @@ class StoreAddress:
     def is_redis(self) -> bool:
         """Whether it is Redis, and not DynamoDB."""
         return not self.table
+
+
+def store_retry_seconds(receive_count: int, *, may_return: bool) -> int:
+    """Seconds for which a message without a copy is hidden, while the store does not answer.
+
+    Each of its waits is a receive, and after a few SQS moves it to the dead-letter queue: so its waits double,
+    and the last one is the longest.
+    """
+    if not may_return:
+        return LONGEST_STORE_RETRY_SECONDS
+    return min(STORE_RETRY_SECONDS << min(receive_count - 1, 16), LONGEST_STORE_RETRY_SECONDS)
 
 
 def store_address(name: str, value: Any) -> StoreAddress:

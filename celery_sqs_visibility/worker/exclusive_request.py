@@ -19,7 +19,7 @@ from celery.worker import state
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Delete, Hide
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Renew
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import (
@@ -27,6 +27,7 @@ from celery_sqs_visibility.policy.exclusive import (
     is_same_message,
     owner_of,
     seconds_to_wait,
+    store_retry_seconds,
 )
 from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
@@ -175,7 +176,9 @@ class ExclusiveRequest(VisibilityRequest):
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
                 extra = self.log_extra(key=key, outcome="waits", seconds=seconds)
                 logger.info(waits, self.name, self.id, seconds, key, extra=extra)
-                self._wait(seconds, may_copy=not is_same_message(owner, self._message_id))
+                # An earlier run of the message settles it, and its attempts go on with it: no copy.
+                own = is_same_message(owner, self._message_id)
+                self._wait(seconds, None if own else self._copy(seconds))
             case Unanswered(error, since):
                 if self.worker.key_leases is not None:
                     self.worker.key_leases.store_unanswered(error, since)
@@ -184,10 +187,14 @@ class ExclusiveRequest(VisibilityRequest):
                 self._wait_for_store(error)
 
     def _wait_for_store(self, error: str) -> None:
+        copy, seconds = self._copy(STORE_RETRY_SECONDS), STORE_RETRY_SECONDS
+        if copy is None and self.delivery is not None:
+            current = self.delivery.current
+            seconds = store_retry_seconds(current.facts.receive_count, may_return=current.may_return)
         unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
         extra = self.log_extra(key=self._ownership["key"])
-        logger.error(unknown, self.name, self.id, STORE_RETRY_SECONDS, error, extra=extra)
-        self._wait(STORE_RETRY_SECONDS, may_copy=True)
+        logger.error(unknown, self.name, self.id, seconds, error, extra=extra)
+        self._wait(seconds, copy)
 
     def _warn_of_canvas(self) -> None:
         """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""
@@ -196,15 +203,13 @@ class ExclusiveRequest(VisibilityRequest):
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
             logger.warning(stops, self.name, self.id, parts[0], extra=self.log_extra())
 
-    def _wait(self, seconds: int, *, may_copy: bool) -> None:
-        """Let the message come back, as a copy if possible: its receives do not count as attempts.
+    def _copy(self, seconds: int) -> Renew | None:
+        """The copy that waits for so long, if there can be one: its receives count as no attempts."""
+        return self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
 
-        A message that another run has is not copied: that run settles it, and its attempts go on with it.
-        """
-        renew = None
-        if may_copy:
-            renew = self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
-        self.settle(Hide(seconds) if renew is None else replace(renew, park=seconds))
+    def _wait(self, seconds: int, copy: Renew | None) -> None:
+        """Let the message come back, as a copy if there is one."""
+        self.settle(Hide(seconds) if copy is None else replace(copy, park=seconds))
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:

@@ -64,12 +64,12 @@ class FakeKeyLeases:
 def make(app, monkeypatch):
     """`make(exclusive=True)`: a request of a task, with what happens to its message."""
 
-    def make(*, copies=True, receive_count=1, headers=None, **options):
+    def make(*, copies=True, receive_count=1, max_receive_count=None, headers=None, **options):
         task = app.task(name="one", base=VisibilityTask, shared=False, **{"exclusive": True, **options})(
             nothing
         )
         app.finalize()
-        holder = FakeHolder()
+        holder = FakeHolder(max_receive_count=max_receive_count)
         made = request(
             app.tasks[task.name], held_delivery(holder, receive_count=receive_count), **headers or {}
         )
@@ -224,6 +224,17 @@ def test_while_the_store_does_not_answer_a_message_waits_and_takes_no_process(ma
     assert made.settled == [Renew(COPY, {}, park=30)]
     assert made not in state.reserved_requests
     assert "was not run, and comes back in 30 s: its key cannot be acquired: no answer" in caplog.text
+
+
+@pytest.mark.parametrize(("receive_count", "seconds"), [(1, 30), (2, 60), (6, 960), (9, 3600), (10, 3600)])
+def test_what_cannot_be_copied_waits_longer_each_time_that_the_store_does_not_answer(
+    make, caplog, receive_count, seconds
+):
+    """Each wait is a receive: after ten of them SQS would move the message, unrun."""
+    made = make(copies=False, receive_count=receive_count, max_receive_count=10)
+    end(made, "the store is down")
+    assert made.settled == [Hide(seconds)]
+    assert f"was not run, and comes back in {seconds} s" in caplog.text
 
 
 @pytest.mark.parametrize("options", [{"exclusive": False}, {"exclusive": lambda args, kwargs: args[0]}])
