@@ -12,7 +12,7 @@ import click
 from celery import Celery
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import AccessDeniedError, SQSError, SQSVisibilityError
+from celery_sqs_visibility.errors import AccessDeniedError, SQSError, SQSVisibilityError, UnavailableError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
 from celery_sqs_visibility.operate.found_queues import QueueDepth, found_queues, queue_depths
@@ -89,10 +89,11 @@ class Status:
 
     @property
     def exit_status(self) -> int:
-        """77 where the permission to count a queue is missing, 1 where counting fails for another reason."""
+        """77 if a permission is missing, 69 if SQS does not answer, 1 if another error kept it from counting."""
         errors = [each.depth.error for each in self.queues if each.depth.visible is None]
-        if any(isinstance(error, AccessDeniedError) for error in errors):
-            return 77
+        for kind, status in ((AccessDeniedError, 77), (UnavailableError, 69)):
+            if any(isinstance(error, kind) for error in errors):
+                return status
         return 1 if errors else 0
 
 

@@ -54,8 +54,8 @@ class StoreAddress:
 def store_retry_seconds(receive_count: int, *, may_return: bool) -> int:
     """Seconds for which a message without a copy is hidden, while the store does not answer.
 
-    Each of its waits is a receive, and after a few SQS moves it to the dead-letter queue: so its waits double,
-    and the last one is the longest.
+    Each wait is a receive, and after a few SQS moves the message to the dead-letter queue: so its waits
+    double, and the last one is the longest.
     """
     if not may_return:
         return LONGEST_STORE_RETRY_SECONDS

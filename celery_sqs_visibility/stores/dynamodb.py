@@ -46,7 +46,9 @@ class DynamoDBStore(ExclusiveStore):
         self._table = Table(table, settings)
         self._clock = clock
 
-    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+    def acquire(
+        self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
+    ) -> Acquisition:
         """See `port.ExclusiveStore`. After a lost answer a run may be counted twice.
 
         It takes a second request if another message's run had the key.
@@ -61,7 +63,7 @@ class DynamoDBStore(ExclusiveStore):
             owner=owner,
             now=now,
             until=now + seconds,
-            expires=now + seconds + RECORD_SECONDS,
+            expires=now + seconds + kept,
             message=message,
             retries=retries,
             none=0,

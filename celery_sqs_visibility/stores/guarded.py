@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.exclusive import StoreAddress
-from celery_sqs_visibility.stores.port import Acquisition, ExclusiveStore, Renewal
+from celery_sqs_visibility.stores.port import RECORD_SECONDS, Acquisition, ExclusiveStore, Renewal
 
 T = TypeVar("T")
 
@@ -68,9 +68,11 @@ class GuardedStore(ExclusiveStore):
         """See `aws.breaker.Breaker`."""
         self._breaker.follow(tell)
 
-    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+    def acquire(
+        self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
+    ) -> Acquisition:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.acquire, key, owner, seconds, retries))
+        return self._call(partial(self._store.acquire, key, owner, seconds, retries, kept))
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         """See `port.ExclusiveStore`."""

@@ -11,6 +11,7 @@ from typing import Any
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.exclusive import message_of
 from celery_sqs_visibility.stores.port import (
+    RECORD_SECONDS,
     Acquired,
     Acquisition,
     ExclusiveStore,
@@ -41,8 +42,11 @@ class MemoryStore(ExclusiveStore):
         self._lock = threading.Lock()  # guards _records
         self._records: dict[str, Record] = {}
 
-    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+    def acquire(
+        self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
+    ) -> Acquisition:
         """See `port.ExclusiveStore`."""
+        del kept  # no record is dropped
         with self._lock:
             now, record = self._clock.monotonic(), self._records.setdefault(key, Record())
             if record.processed_until > now:

@@ -87,8 +87,12 @@ class ExclusiveStore(Protocol):
         del at
 
     @abstractmethod
-    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+    def acquire(
+        self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
+    ) -> Acquisition:
         """Take the key for that long, if it is free. An owner is one run, and has a unique name.
+
+        The record is kept for `kept` seconds longer than the lease lasts.
 
         The store counts the runs of one message in a row (`policy.exclusive.message_of`), and adds them to
         the `retries` of the first of them.
@@ -112,4 +116,4 @@ class ExclusiveStore(Protocol):
 
     def claim(self, key: str, ttl: float, owner: str = "") -> bool:
         """Whether nobody has claimed the key in the last `ttl` seconds; only `owner` releases the claim."""
-        return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl), Acquired)
+        return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl, kept=0), Acquired)

@@ -115,9 +115,11 @@ class RedisStore(ExclusiveStore):
         self._unanswered = (redis.ConnectionError, redis.TimeoutError)
         self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
 
-    def acquire(self, key: str, owner: str, seconds: float, retries: int = 0) -> Acquisition:
+    def acquire(
+        self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
+    ) -> Acquisition:
         """See `port.ExclusiveStore`."""
-        match self._run("acquire", key, owner, seconds, RECORD_SECONDS, message_of(owner), retries):
+        match self._run("acquire", key, owner, seconds, kept, message_of(owner), retries):
             case ["processed"]:
                 return Processed()
             case ["processing", left, other]:

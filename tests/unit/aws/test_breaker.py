@@ -132,9 +132,9 @@ class Silent(MemoryStore):
         self._answer()
         return super().release(key, owner)
 
-    def acquire(self, key, owner, seconds, retries=0):
+    def acquire(self, *args):
         self._answer()
-        return super().acquire(key, owner, seconds, retries)
+        return super().acquire(*args)
 
     def _answer(self):
         if self.silent:

@@ -13,7 +13,12 @@ from support.fake_cloudwatch import FakeCloudWatch
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    CommandNotSentError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.operate import status as module
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.figures import usd_of
@@ -70,7 +75,8 @@ def test_a_fifo_queue_costs_more():
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(None, 0), (UnavailableError("gone"), 1), (AccessDeniedError("no"), 77)]
+    ("error", "status"),
+    [(None, 0), (UnavailableError("gone"), 69), (ThrottledError("slow"), 1), (AccessDeniedError("no"), 77)],
 )
 def test_the_exit_status_says_whether_queues_were_counted(error, status):
     depth = QueueDepth("q", 1, 0, 0) if error is None else QueueDepth("q", error=error)

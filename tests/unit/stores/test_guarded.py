@@ -8,10 +8,10 @@ import pytest
 
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.stores.guarded import PROBED_KEY, GuardedStore
-from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore, Renewal
+from celery_sqs_visibility.stores.port import RECORD_SECONDS, Acquired, ExclusiveStore, Renewal
 
 CALLS = [
-    ("acquire", ("key", "one", 60, 3)),
+    ("acquire", ("key", "one", 60, 3, 7)),
     ("renew", ([Renewal("key", "one", 60)],)),
     ("finish", ("key", "one", 100)),
     ("release", ("key", "one")),
@@ -32,8 +32,8 @@ class NotingStore(ExclusiveStore):
             raise self.error_raised
         return len(self.calls)
 
-    def acquire(self, key, owner, seconds, retries=0):
-        return self._note("acquire", key, owner, seconds, retries)
+    def acquire(self, key, owner, seconds, retries=0, kept=0):
+        return self._note("acquire", key, owner, seconds, retries, kept)
 
     def renew(self, renewals):
         return self._note("renew", renewals)
@@ -75,7 +75,7 @@ def test_a_request_and_its_answer_are_passed_on(guarded, store, name, arguments)
 
 def test_a_run_without_attempts_before_it_says_so(guarded, store):
     guarded.acquire("key", "one", 60)
-    assert store.calls == [("acquire", "key", "one", 60, 0)]
+    assert store.calls == [("acquire", "key", "one", 60, 0, RECORD_SECONDS)]
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)

@@ -78,6 +78,12 @@ def test_the_record_of_a_lease_is_kept_for_as_long_as_sqs_may_keep_its_message_a
     assert keys.left(key) == about(3600 + RECORD_SECONDS)
 
 
+def test_the_record_of_a_claim_is_kept_for_its_time_and_no_longer(keys, key):
+    """Beat makes one for each task that it sends."""
+    assert keys.store.claim(key, 3600)
+    assert keys.left(key) == about(3600)
+
+
 def test_a_renewal_keeps_the_record_for_longer(keys, key):
     keys.store.acquire(key, "one", 60)
     keys.shorten(key)
