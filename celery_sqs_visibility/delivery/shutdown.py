@@ -142,6 +142,7 @@ class Shutdown:
         if began is not None and delivery.facts.receive_count > 1:
             polls_over = began + self._options_of(queue).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
+        delivery.outcome = "released"
         own = delivery.facts.message_id in self._given_back.get(queue, ())
         delivery.settle(Hide(seconds) if seconds and not own else Release())
 

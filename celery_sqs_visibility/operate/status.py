@@ -89,7 +89,7 @@ class Status:
 
     @property
     def exit_status(self) -> int:
-        """77 if a permission is missing, 69 if SQS does not answer, 1 if another error kept it from counting."""
+        """77 if a permission is missing, 69 if SQS does not answer, 1 if a queue is not counted otherwise."""
         errors = [each.depth.error for each in self.queues if each.depth.visible is None]
         for kind, status in ((AccessDeniedError, 77), (UnavailableError, 69)):
             if any(isinstance(error, kind) for error in errors):

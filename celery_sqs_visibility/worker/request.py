@@ -181,7 +181,7 @@ class DeliveryRequest(CeleryRequest):
             self._come_back_unknown()
             return None
         self._rejected_by_task = isinstance(exc, Reject)
-        if not isinstance(exc, (Ignore, Retry)):  # Celery calls `on_retry`
+        if not (isinstance(exc, (Ignore, Retry)) or self._terminated_on_purpose):  # Celery calls `on_retry`
             self.note_outcome("failed")
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
@@ -213,6 +213,7 @@ class DeliveryRequest(CeleryRequest):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run because it was revoked, now or when it begins."""
         self._terminated_on_purpose = True
+        self.note_outcome("discarded")
         super().terminate(pool, signal)
 
     def end_lost_run(self, lost: Delivery) -> None:

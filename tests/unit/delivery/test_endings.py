@@ -54,6 +54,7 @@ def test_every_settlement_has_an_outcome():
         (Delete(), NOW, "skipped", "skipped"),
         (Delete(), None, None, "discarded"),
         (Hide(5), NOW, "failed", "retried"),
+        (Hide(5), None, "released", "released"),  # by a poll that came after the stop
         (Lapse(), NOW, None, "retried"),
         (Release(), None, None, "released"),
         (Park(5), None, None, "delayed"),

@@ -22,7 +22,7 @@ from support.factories import (
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release, Renew
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Park, Release, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -233,7 +233,7 @@ def test_what_cannot_be_copied_waits_longer_each_time_that_the_store_does_not_an
     """Each wait is a receive: after ten of them SQS would move the message, unrun."""
     made = make(copies=False, receive_count=receive_count, max_receive_count=10)
     end(made, "the store is down")
-    assert made.settled == [Hide(seconds)]
+    assert made.settled == [Park(seconds)]
     assert f"was not run, and comes back in {seconds} s" in caplog.text
 
 
@@ -249,7 +249,7 @@ def test_what_acquires_no_key_does_not_wait_for_the_store(make, options):
 def test_a_message_that_cannot_be_copied_or_is_run_elsewhere_is_hidden(make, owner, copies):
     made = make(copies=copies)
     end(made, Processing(29.5, owner))
-    assert made.settled == [Hide(30)]
+    assert made.settled == [Park(30)]
 
 
 @pytest.mark.parametrize(("error", "delay"), [(WorkerLostError("gone"), 0.0), (TimeLimitExceeded(5), 0.5)])

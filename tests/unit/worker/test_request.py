@@ -293,6 +293,7 @@ def test_a_run_that_was_revoked_stays_revoked(running, holder, monkeypatch):
     running.on_failure(exc_info(Terminated(15)))
     assert len(told) == 1
     assert holder.settled == []
+    assert running.delivery.outcome == "discarded"
 
 
 @pytest.mark.parametrize(
