@@ -17,7 +17,7 @@ from support.simulated_threads import SimulatedThreads
 
 from celery_sqs_visibility.beat import SendsOnce
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.settlements import Hide
+from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import StoreUnavailableError
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.guarded import GuardedStore
@@ -165,7 +165,7 @@ class Stores:
 
     def come_back(self, holder, sent_at):
         (settlement,) = holder.settled
-        if isinstance(settlement, Hide):
+        if isinstance(settlement, Park):
             self.waiting.append([self.clock.monotonic() + settlement.seconds, sent_at, True, False])
 
     def beat(self):
