@@ -134,7 +134,7 @@ DEFECTS = {
         "capacity is freed",
     ),
 }
-WORLDS = 60
+WORLDS = 110
 
 #: Functions, a line of each, what stands there instead, and what the model of a whole worker says then.
 LINES = [
@@ -210,7 +210,7 @@ def replace_line(function, line, instead, monkeypatch):
     monkeypatch.setattr(vars(module)[owner], name, made[name])
 
 
-@pytest.mark.slow("each tries up to sixty worlds")
+@pytest.mark.slow("each tries up to 110 worlds")
 @pytest.mark.parametrize(
     ("function", "line", "instead", "sentence"),
     LINES,
