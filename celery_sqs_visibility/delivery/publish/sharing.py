@@ -153,6 +153,7 @@ class SharedRequests:
 
     def __init__(self, outgoing: OutgoingMessages) -> None:
         self._outgoing = outgoing
+        self._has_bucket = outgoing.store is not None
         self._lock = threading.Lock()  # guards _traffic and what is in it
         self._traffic: dict[Queue, Traffic] = {}  # of queues to which anything is under way, or waits
         self._callers = 0.0  # `Traffic.callers` of the latest that is over
@@ -163,7 +164,7 @@ class SharedRequests:
         caller = threading.get_ident()
         # A signal handler, or a finalizer, that publishes must not wait for the caller that it interrupts.
         # And no message must wait for another's upload.
-        if caller in self._inside or self._goes_to_s3(queue, message):
+        if caller in self._inside or (self._has_bucket and self._goes_to_s3(queue, message)):
             self._outgoing.send(queue, message)
             return
         try:
@@ -180,10 +181,7 @@ class SharedRequests:
             self._inside.discard(caller)
 
     def _goes_to_s3(self, queue: Queue, message: OutgoingMessage) -> bool:
-        outgoing = self._outgoing
-        return outgoing.store is not None and outgoing.offloads(
-            queue, message_bytes(message.body, message.attributes)
-        )
+        return self._outgoing.offloads(queue, message_bytes(message.body, message.attributes))
 
     def _send_first(self, queue: Queue, message: OutgoingMessage) -> None:
         try:
