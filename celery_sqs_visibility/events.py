@@ -144,7 +144,7 @@ class Unreadable(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Parked(DeliveryEvent):
-    """The message's ETA is far away: it is hidden, and comes back in `seconds`."""
+    """The message waits for its ETA, or its exclusive key: it is hidden, and comes back in `seconds`."""
 
     seconds: float
 

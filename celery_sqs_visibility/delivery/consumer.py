@@ -118,6 +118,7 @@ class QueueConsumer(DeliveryHolder):
         """
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
+            self.capacity.forget_polls(queue_name)
             self.capacity.wake()
 
     def consumed(self) -> list[str]:
@@ -310,7 +311,8 @@ class QueueConsumer(DeliveryHolder):
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
         messages = self._arrivals.take_back(delivery, renew)
-        self._put(delivery.queue, messages or ())
+        if messages is not None:
+            self._put(delivery.queue, messages)
         return messages is not None
 
     def _expect(self, queue: Queue, message_id: str, at: float) -> None:

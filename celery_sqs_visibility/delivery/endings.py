@@ -64,7 +64,7 @@ def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
         return delivery.end_of_given_up
     if isinstance(settlement, Delete):
         return delivery.outcome or ("succeeded" if delivery.started else "discarded")
-    if delivery.outcome is not None and not delivery.started:
+    if delivery.outcome == "released":  # though it is hidden for a while
         return delivery.outcome
     return OUTCOMES[type(settlement)]
 

@@ -35,7 +35,7 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Deleted: (logging.DEBUG, "message deleted (%s)"),
     events.Failed: (logging.DEBUG, "task failed (%s)"),
     events.Hidden: (logging.DEBUG, "message hidden (%s)"),
-    events.Parked: (logging.INFO, "message parked until its ETA (%s)"),
+    events.Parked: (logging.INFO, "message parked until it may run (%s)"),
     events.Renewed: (logging.INFO, "message goes on waiting for its ETA as a copy (%s)"),
     events.Released: (logging.DEBUG, "message released (%s)"),
     events.DeadLettered: (logging.WARNING, "message moved to the dead-letter queue (%s)"),

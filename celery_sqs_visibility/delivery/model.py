@@ -48,9 +48,6 @@ class Rejecter(Protocol):
     def come_back(self, delivery: Delivery, error: BaseException) -> None:
         """See `Delivery.come_back`."""
 
-    def may_return(self, delivery: Delivery) -> bool:
-        """See `Delivery.may_return`."""
-
 
 class Parker(Protocol):
     """Decides how messages wait: see `settle.parking`. Any thread."""
@@ -305,7 +302,14 @@ class Delivery:
     @property
     def may_return(self) -> bool:
         """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        return self.holder.rejection.may_return(self.current)
+        left = self.receives_left
+        return left is None or left > 0
+
+    @property
+    def receives_left(self) -> int | None:
+        """How often SQS would hand it out again; `None` without a redrive policy."""
+        policy = self.holder.redrive.peek(self.queue)
+        return None if policy is None else policy.max_receive_count - self.current.facts.receive_count
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "started" if self.started else "held"

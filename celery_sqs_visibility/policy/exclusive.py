@@ -23,8 +23,8 @@ LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
 #: A message whose store did not answer is tried again after this time,
 STORE_RETRY_SECONDS: Final = 30
 
-#: and one of which there can be no copy after this time at the most.
-LONGEST_STORE_RETRY_SECONDS: Final = 3600
+#: and one without a copy after this time, before the last receive that its queue allows.
+LONGEST_STORE_RETRY_SECONDS: Final = 600
 
 REDIS_SCHEMES: Final = ("redis", "rediss")
 
@@ -51,15 +51,15 @@ class StoreAddress:
         return not self.table
 
 
-def store_retry_seconds(receive_count: int, *, may_return: bool) -> int:
+def store_retry_seconds(receives_left: int | None) -> int:
     """Seconds for which a message without a copy is hidden, while the store does not answer.
 
-    Each wait is a receive, and after a few SQS moves the message to the dead-letter queue: so its waits
-    double, and the last one is the longest.
+    Each wait is a receive, and after the last one that its redrive policy allows SQS moves the message to the
+    dead-letter queue, unrun: the fewer are left, the longer it waits. `None`: there is no such policy.
     """
-    if not may_return:
-        return LONGEST_STORE_RETRY_SECONDS
-    return min(STORE_RETRY_SECONDS << min(receive_count - 1, 16), LONGEST_STORE_RETRY_SECONDS)
+    if receives_left is None:
+        return STORE_RETRY_SECONDS
+    return max(STORE_RETRY_SECONDS, LONGEST_STORE_RETRY_SECONDS >> max(0, receives_left - 1))
 
 
 def store_address(name: str, value: Any) -> StoreAddress:

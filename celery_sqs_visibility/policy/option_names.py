@@ -6,7 +6,7 @@ A wrong name, or a wrong key of an option that is a mapping, is refused with the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -232,20 +232,6 @@ def unknown(noun: str, name: object, valid: Collection[str]) -> OptionError:
     near = difflib.get_close_matches(str(name), valid, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(valid)}"
     return OptionError(f"unknown {noun}: {hint}")
-
-
-def of_a_retry_policy(given: Iterable[str], known: Container[str]) -> list[str]:
-    """The unknown names that are a retry policy's, since they come after all of its valid ones.
-
-    kombu adds the policy of a publication to its connection's options, and then refuses the publication for
-    the wrong name (kombu/messaging.py: `Producer.publish`). It is no option, and must not refuse the next.
-    """
-    missing, found = set(RETRY_POLICY), []
-    for name in given:
-        missing.discard(name)
-        if not missing and name not in known:
-            found.append(name)
-    return found
 
 
 def check_keys(where: str, given: Iterable[Any], valid: Collection[str], noun: str = "key") -> None:

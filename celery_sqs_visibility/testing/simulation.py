@@ -423,7 +423,7 @@ class Simulation(World):
                 self._note(f"receives the message of {event.delivery.task}, receive {count}", worker)
             case events.Failed(error=error, last=last):
                 self._note(f"the run fails{' for good' if last else ''}: {_shown(error)}", worker)
-            case events.Hidden(seconds=seconds):
+            case events.Hidden(seconds=seconds) | events.Parked(seconds=seconds):
                 self._note(f"hides the message for {_duration(seconds)}", worker)
             case events.DeadLettered(reason=reason):
                 self._note(f"sends a dead letter: {reason}", worker)

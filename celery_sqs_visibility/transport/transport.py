@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -20,18 +19,12 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.option_names import former_names, of_a_retry_policy, renamed
+from celery_sqs_visibility.policy.option_names import former_names, renamed
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
-
-logger = logging.getLogger(__name__)
-
-NO_OPTION: Final = (
-    "unknown transport option %r is ignored: a publication's retry policy has it, whose keys are "
-    "max_retries, interval_start, interval_step and interval_max"
-)
+from celery_sqs_visibility.transport.given_options import accept, as_written
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.
@@ -81,12 +74,9 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         try:
             self.broker = BrokerURL.of(client)
-            given = dict(client.transport_options)
-            for name in of_a_retry_policy(given, Options.known_names()):
-                logger.warning(NO_OPTION, name)
-                del given[name]
-            client.transport_options = {**given, **dict(self.broker.options)}
+            client.transport_options = {**as_written(client.transport_options), **dict(self.broker.options)}
             self.options = Options.parse(client.transport_options)
+            accept(client.transport_options)
         except OptionError as error:
             raise shown_in_one_line(error) from None
         for former in former_names(client.transport_options):

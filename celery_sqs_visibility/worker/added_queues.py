@@ -29,10 +29,14 @@ class AddedQueues:
         self._add = add_queues_by(consumer, self.add)
 
     def add(self, queue: str, *args: Any, **options: Any) -> None:
-        """Consume the queue, or log why not. Never raises."""
+        """Consume the queue, or log why not."""
+        queues = self._consumer.app.amqp.queues
+        known = queue in queues
         try:
             self._add(queue, *args, **options)
         except Exception as error:
             self._consumer.cancel_task_queue(queue)  # or the worker would wait for it as it connects anew
+            if not known:
+                queues.pop(queue, None)  # or the next command could not define it otherwise
             unknown = not isinstance(error, SQSVisibilityError)  # whose sentence says all
             logger.log(logging.ERROR, LEFT_OUT, queue, repr(error) if unknown else error, exc_info=unknown)

@@ -189,8 +189,7 @@ class ExclusiveRequest(VisibilityRequest):
     def _wait_for_store(self, error: str) -> None:
         copy, seconds = self._copy(STORE_RETRY_SECONDS), STORE_RETRY_SECONDS
         if copy is None and self.delivery is not None:
-            current = self.delivery.current
-            seconds = store_retry_seconds(current.facts.receive_count, may_return=current.may_return)
+            seconds = store_retry_seconds(self.delivery.receives_left)
         unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
         extra = self.log_extra(key=self._ownership["key"])
         logger.error(unknown, self.name, self.id, seconds, error, extra=extra)

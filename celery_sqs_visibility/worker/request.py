@@ -213,8 +213,14 @@ class DeliveryRequest(CeleryRequest):
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """End the run because it was revoked, now or when it begins."""
         self._terminated_on_purpose = True
-        self.note_outcome("discarded")
-        super().terminate(pool, signal)
+        if self.time_start is not None:
+            self.note_outcome("discarded")
+        try:
+            super().terminate(pool, signal)
+        except NotImplementedError:  # its pool has no way to: the run goes on
+            self._terminated_on_purpose = False
+            self.note_outcome(None)
+            raise
 
     def end_lost_run(self, lost: Delivery) -> None:
         """The delivery is lost, and the task is not to run in two workers: end it. The heartbeat's thread.
@@ -292,7 +298,7 @@ class DeliveryRequest(CeleryRequest):
         if self.delivery is not None:
             self.delivery.settle(settlement)
 
-    def note_outcome(self, outcome: str) -> None:
+    def note_outcome(self, outcome: str | None) -> None:
         """Note the outcome that metrics count if the message is deleted."""
         if self.delivery is not None:
             self.delivery.current.outcome = outcome

@@ -293,9 +293,6 @@ class FakeHolder:
         self.rejection = SimpleNamespace(
             after_an_error=lambda _delivery: AFTER_AN_ERROR,
             gave_up=lambda _delivery: given_up,
-            may_return=lambda delivery: (
-                policy is None or delivery.facts.receive_count < policy.max_receive_count
-            ),
             give_up=lambda delivery, reason, _body, _on_exhausted, **attributes: self.settle(
                 delivery, (reason, attributes)
             ),

@@ -88,7 +88,7 @@ def test_the_queries_of_the_page_tell_what_became_of_whom(site):
     (failure,) = failing
     assert (failure["task_id"], failure["failures"], failure["error"]) == ("fails", 2, "ValueError('fails')")
     assert failure["comes_back"] > max(line["timestamp"] for line in lines)[:19]
-    assert "message parked until its ETA" in {
+    assert "message parked until it may run" in {
         line["message"] for line in lines if line.get("task_id") == "parked"
     }
 

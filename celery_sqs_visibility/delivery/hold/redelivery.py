@@ -101,7 +101,7 @@ class RedeliveryIndex:
         clock: the monotonic clock of the deadlines.
 
     Attributes:
-        lock: also guards the ledgers of the process: a delivery may take the place of another ledger's.
+        lock: also guards the ledgers that share the index: a delivery may take the place of another ledger's.
             Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that may be here.
     """
 

@@ -260,14 +260,19 @@ class ReceiveCapacity:
             self._queues[queue] += 1
 
     def remove_queue(self, queue: str) -> None:
-        """A queue polls no more. Called in a signal handler, too: serves no waiter.
-
-        What its polls still bring is given back, so they ask for no capacity any more.
-        """
+        """A queue polls no more. Called in a signal handler, too: serves no waiter."""
         with self._lock:
             self._queues[queue] -= 1
             self._removed.add(queue)
             self._busy.discard(queue)
+
+    def forget_polls(self, queue: str) -> None:
+        """What the queue's polls in flight still bring is given back: they ask for nothing any more.
+
+        If the queue is consumed again before they end, more may be held than may be, by one poll. Called in a
+        signal handler, too.
+        """
+        with self._lock:
             self._asked.remove_all(queue)
 
     def reserve(

@@ -63,7 +63,8 @@ ACTIONS: Final[Mapping[type[Renew | Split], str]] = {
 #: Batches of one event that are under way together, once the first has shown that SQS takes them.
 BATCHES_SIDE_BY_SIDE: Final = 4
 
-#: After this many records the others go on as one message: a worker that is killed repeats no more of them.
+#: After this many records the others go on as one message, if there can be one: a worker that is killed
+#: repeats no more of them.
 RECORDS_A_TURN: Final = 1000
 
 #: The index of the message that stands for the copies that are left.
@@ -267,7 +268,7 @@ class Copies:
             for sending in [each for each in self._sendings if isinstance(each.copying, kinds)]:
                 sending.given_back = True
                 self._stop(sending)
-                self.batch_threads.wake()
+            self.batch_threads.wake()
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all has ended within `timeout` seconds."""

@@ -132,7 +132,7 @@ class Rejection:
             facts.receive_count, seconds_known, others_may=others_may
         ):
             return DeadLetter(reason, body, otherwise=self._free_group(delivery, reason))
-        if others_may and self.may_return(delivery):
+        if others_may and delivery.may_return:
             return hidden
         return DeadLetter(reason, body, otherwise=hidden)
 
@@ -153,14 +153,9 @@ class Rejection:
 
         It comes back late where SQS's redrive policy would move it at its next receive.
         """
-        may_return = self.may_return(delivery.current)
+        may_return = delivery.may_return
         delivery.settle(self.after_an_error(delivery) if may_return else Hide(KEPT_SECONDS))
         _log(logging.WARNING, COMES_BACK, delivery, repr(error))
-
-    def may_return(self, delivery: Delivery) -> bool:
-        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        redrive = self._redrive.peek(delivery.queue)
-        return redrive is None or delivery.facts.receive_count < redrive.max_receive_count
 
     def _free_group(self, delivery: Delivery, reason: str) -> Settlement:
         """How to settle the head of a FIFO group where no dead-letter queue takes it."""

@@ -29,7 +29,6 @@ def delivery(holder, handle="h1"):
             None,
         ),
         (lambda d: d.after_an_error(), "after_an_error", call(), Lapse()),
-        (lambda d: d.may_return, "may_return", call(), False),
         (lambda d: d.come_back("why"), "come_back", call("why"), None),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

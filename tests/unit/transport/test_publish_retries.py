@@ -6,7 +6,6 @@ import contextvars
 from unittest.mock import Mock
 
 import pytest
-from kombu import Connection
 from kombu.exceptions import OperationalError
 from support.kombu_site import declared_queue
 
@@ -15,7 +14,6 @@ from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     CredentialsRefusedError,
-    OptionError,
     ThrottledError,
     UnreachableError,
 )
@@ -102,31 +100,3 @@ def test_a_channel_whose_connection_was_closed_still_publishes(connection, chann
     declared_queue(channel)
     connection.collect()  # as kombu does for another producer, before a retry
     channel.basic_publish(channel.prepare_message("{}"), exchange="", routing_key="q")
-
-
-MISSPELT = {
-    "max_retries": 3,
-    "interval_start": 0,
-    "interval_step": 0.2,
-    "interval_max": 1,
-    "interval_stop": 1,
-}
-
-
-def test_a_misspelt_key_of_a_retry_policy_refuses_that_publication_alone(site, connection, caplog):
-    """kombu keeps it among the options of the connection, and of those that are made of it later."""
-    for _ in range(2):
-        with pytest.raises(TypeError, match="interval_stop"):
-            connection.Producer().publish("a", routing_key="q", retry=True, retry_policy=MISSPELT)
-        connection.collect()
-        connection.Producer().publish("b", routing_key="q", retry=True)
-    assert site.counts() == (2, 0, 0)
-    assert "unknown transport option 'interval_stop' is ignored" in caplog.text
-
-
-def test_where_no_retry_policy_comes_before_it_a_misspelt_option_is_refused():
-    connection = Connection(
-        "sqs://", transport="celery_sqs_visibility", transport_options={"interval_stop": 1}
-    )
-    with pytest.raises(OptionError, match="interval_stop"):
-        _ = connection.transport

@@ -296,6 +296,23 @@ def test_a_run_that_was_revoked_stays_revoked(running, holder, monkeypatch):
     assert running.delivery.outcome == "discarded"
 
 
+def test_a_run_that_its_pool_cannot_end_is_counted_as_it_ends(running, monkeypatch):
+    def terminate(*_):
+        raise NotImplementedError
+
+    monkeypatch.setattr(Request, "terminate", terminate)
+    with pytest.raises(NotImplementedError):
+        running.terminate(running.worker.pool)
+    assert running.delivery.outcome is None
+
+
+def test_one_that_is_revoked_before_it_begins_is_counted_as_it_is_settled(make, monkeypatch):
+    monkeypatch.setattr(Request, "terminate", lambda *_: None)
+    one = make()
+    one.terminate(one.worker.pool)
+    assert one.delivery.outcome is None
+
+
 @pytest.mark.parametrize(
     ("groups", "sent"), [(set(), ["task-started"]), ({"worker"}, []), ({"worker", "task"}, ["task-started"])]
 )

@@ -109,6 +109,7 @@ def test_polls_of_a_queue_that_is_removed_keep_nothing_from_the_next_one():
     poll = shared.reserve("cancelled", 0)
     assert asked(shared, "next") == 0
     shared.remove_queue("cancelled")
+    shared.forget_polls("cancelled")
     shared.add_queue("next")
     assert asked(shared, "next") == 1
     shared.received(poll, 1)  # which is given back
