@@ -16,7 +16,7 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from queue import SimpleQueue
 from types import FrameType
@@ -31,6 +31,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
@@ -157,9 +158,10 @@ class Drain:
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
-        # No run is left that would settle the messages held now: the channel gives them back.
+        # No run is left that would settle the messages held now: the channel gives back what Celery has.
         while not self._drained.is_set() and not any(len(each.ledger) for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
+        _give_back_unread(queue_consumers)
 
     def end_broadcasts(self) -> None:
         """Delete the worker's Broadcast queues; its control queue as the process ends. After `finish`.
@@ -338,6 +340,17 @@ def _sleep(seconds: float) -> None:
 
 def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
+
+
+def _give_back_unread(queue_consumers: Iterable[QueueConsumer]) -> None:
+    """Release what processes of the pool were sent, and had not read when their last task was done.
+
+    A pool that ends starts no others, which would.
+    """
+    held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.ledger.all()]
+    unread = [each for each in held if each.dispatched and not each.started and each.settle(Release())]
+    if unread:
+        logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
 
 
 def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: _ReleasedMessages) -> None:

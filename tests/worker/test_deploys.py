@@ -72,6 +72,21 @@ def test_what_has_not_begun_is_visible_again_at_once_and_what_runs_when_the_time
     )
 
 
+@pytest.mark.prefork_only("other pools have no processes")
+def test_what_a_process_had_not_read_when_its_last_task_was_done_is_visible_again_at_once(make_site):
+    site = make_site({"worker_max_tasks_per_child": 1}, visibility_timeout=60, wait_time_seconds=1)
+    for number in range(60):
+        site.send("slow", number, 0.2)
+    for deploy in range(1, 5):  # most deploys have such a message
+        worker = site.start(concurrency=3)
+        site.diary.wait_for("done", 4 * deploy)
+        worker.terminate()
+        assert worker.wait_exit(30) == 0
+        done = site.diary.count("done")
+        site.proxy.wait_for(lambda _, done=done: site.counts() == (60 - done, 0), timeout=5)
+    assert site.diary.count("started") == done
+
+
 OF_THE_USERS = "slow_with_a_request_of_its_own"
 
 

@@ -11,6 +11,7 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
 from celery_sqs_visibility.worker import drain as module
@@ -43,11 +44,15 @@ class QueueConsumer:
         self._name = name
         self.runs_end = self.polls_end = -math.inf
         self.unstarted, self.late_arrivals, self.orphans = [], [], []
+        self.held = []
         self.ends = []
         self.ledger = self
 
     def __len__(self):
         return int(self.runs_end > self._world.clock.monotonic())
+
+    def all(self):
+        return self.held
 
     def _advance_to(self, instant):
         self._world.clock.advance(max(0.0, instant - self._world.clock.monotonic()))
@@ -524,6 +529,23 @@ def test_a_finish_leaves_messages_that_are_still_held_to_the_channel(world):
     world.drain.begin()
     world.drain.finish()
     assert not world.drain._drained.is_set()
+
+
+def test_a_finish_gives_back_what_no_process_has_read(world, caplog):
+    """As with `worker_max_tasks_per_child`: a process has had its last task, and the next one in its pipe."""
+    settled = []
+
+    def held(name, **state):
+        settle = lambda settlement: settled.append((name, settlement)) or True  # noqa: E731
+        return SimpleNamespace(settle=settle, **{"dispatched": True, "started": False, **state})
+
+    world.consumer.runs_end = math.inf
+    world.consumer.held = [held("unread"), held("runs", started=True), held("Celery's", dispatched=False)]
+    world.drain.begin()
+    caplog.set_level("INFO")
+    world.drain.finish()
+    assert settled == [("unread", Release())]
+    assert "1 message given back that no process had begun" in caplog.text
 
 
 def test_the_queues_of_a_worker_that_has_ended_go_and_its_control_queue_as_the_process_ends(world):
