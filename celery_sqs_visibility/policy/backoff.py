@@ -22,13 +22,9 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
     """Seconds to wait before a publication is sent again, by kombu's retry policy.
 
     Args:
-        policy: `interval_start`, `interval_step`, `interval_max` and `max_retries`. The defaults are kombu's
+        policy: `interval_start`, `interval_step` and `interval_max`. The defaults are kombu's
             (kombu/connection.py: `Connection.ensure`).
-        failures: attempts that failed in a row, those of earlier publications included.
+        failures: attempts that failed in a row.
     """
-    most = policy.get("max_retries")
-    retries = failures - 1 if most is None else (failures - 1) % (most + 1)
-    if retries == most:  # that publication was given up, and this is the next one's first attempt
-        return 0.0
     start, step, longest = (float(policy.get(f"interval_{name}", 1)) for name in ("start", "step", "max"))
-    return min(start + retries * step, longest)
+    return min(start + (failures - 1) * step, longest)

@@ -204,7 +204,8 @@ class BrokerContext:
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
-        return self._publish_attempts.setdefault(connection, PublishAttempts())
+        known = self._publish_attempts.get(connection)
+        return known or self._publish_attempts.setdefault(connection, PublishAttempts(connection))
 
 
 def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options) -> BrokerContext:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+from weakref import ref
 
 from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
@@ -51,8 +52,11 @@ class PublishAttempts:
     channels, before each retry.
     """
 
-    #: How many in a row failed with one of `RETRIED_ERRORS`.
+    #: How many in a row failed with one of `RETRIED_ERRORS`; none once kombu gives the publication up.
     failed = 0
+
+    def __init__(self, connection: Any = None) -> None:
+        self._connection = None if connection is None else ref(connection)
 
     def __enter__(self) -> None:
         pass
@@ -60,4 +64,10 @@ class PublishAttempts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.failed += isinstance(error, RETRIED_ERRORS)
+        if isinstance(error, RETRIED_ERRORS):
+            self.failed += 1
+            connection = None if self._connection is None else self._connection()
+            policy = {} if connection is None else connection.transport_options  # with this publication's
+            most = policy.get("max_retries")
+            if most is not None and self.failed > most:
+                self.failed = 0

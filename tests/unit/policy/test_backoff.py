@@ -51,19 +51,3 @@ def test_the_intervals_of_a_retry_policy_are_kombus(retries, start, step, longes
     ours = retry_interval(policy, failures=retries + 1)
     assert theirs - step - 1e-6 <= ours  # what kombu repeats last may be a step less than the longest
     assert ours == pytest.approx(min(start + retries * step, longest))
-
-
-HALF_A_SECOND_MORE = {"interval_start": 0, "interval_step": 0.5, "interval_max": 9}
-
-
-@pytest.mark.parametrize(
-    ("policy", "intervals"),
-    [
-        ({}, [1, 1, 1]),  # kombu's own
-        ({**HALF_A_SECOND_MORE, "interval_start": 1, "max_retries": 2}, [1, 1.5, 0, 1, 1.5, 0, 1]),
-        ({**HALF_A_SECOND_MORE, "interval_start": 1, "max_retries": 0}, [0, 0]),
-        ({**HALF_A_SECOND_MORE, "max_retries": None}, [0, 0.5, 1, 1.5, 2, 2.5, 3]),
-    ],
-)
-def test_after_the_last_retry_of_a_policy_the_next_publication_begins_anew_and_at_once(policy, intervals):
-    assert [retry_interval(policy, failures + 1) for failures in range(len(intervals))] == intervals

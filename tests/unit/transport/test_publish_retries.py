@@ -82,6 +82,19 @@ def test_kombu_waits_longer_before_each_retry_of_a_publication(site, connection,
     assert site.counts() == (2, 0, 0)
 
 
+def test_a_publication_that_was_given_up_has_the_next_one_wait_for_nothing(site, connection, intervals):
+    for most in (1, 3):
+        for _ in range(most + 1):
+            site.sqs.fail_next("SendMessage", SLOW_DOWN)
+        with pytest.raises(OperationalError):
+            connection.Producer().publish(
+                "a", routing_key="q", retry=True, retry_policy={"max_retries": most}
+            )
+        connection.collect()
+    connection.Producer().publish("a", routing_key="q")
+    assert intervals == [1, 1, 2, 3]
+
+
 def test_a_declaration_that_fails_counts_as_an_attempt(site, connection, channel):
     site.sqs.fail_next("GetQueueUrl", SLOW_DOWN)
     with pytest.raises(ThrottledError):
