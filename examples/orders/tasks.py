@@ -6,8 +6,11 @@ import time
 from typing import Any
 
 from celery import shared_task
+from celery.utils.log import get_task_logger
 
 from celery_sqs_visibility import VisibilityTask
+
+logger = get_task_logger(__name__)
 
 BANK_IS_DOWN_AT_FIRST = 2
 
@@ -25,6 +28,7 @@ def charge(self: Any, order: str) -> str:
 def pack(self: Any, order: str) -> str:
     """Pack an order; the first run takes ten minutes."""
     run = self.backend.client.incr(f"packed-{order}")
+    logger.info("packing %s in run %s", order, run)
     if run == 1:
         time.sleep(600)
     return f"{order} in run {run}"

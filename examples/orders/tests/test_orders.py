@@ -15,7 +15,7 @@ def test_an_order_is_charged_when_the_bank_is_back(celery_setup: CeleryTestSetup
 def test_an_order_is_packed_though_its_machine_is_lost(celery_setup: CeleryTestSetup) -> None:
     assert celery_setup.ready(ping=True)
     result = pack.delay("o1")
-    celery_setup.worker.wait_for_log(f"pack[{result.id}] received")
+    celery_setup.worker.wait_for_log("packing o1 in run 1")
     celery_setup.worker.kill()
     celery_setup.worker.restart()
     assert result.get(timeout=RESULT_TIMEOUT) == "o1 in run 2"
