@@ -43,10 +43,10 @@ def accept(given: Mapping[str, Any]) -> None:
 
 
 def _are_of_a_policy(strange: Sequence[str], given: Mapping[str, Any]) -> bool:
-    """Whether the names came with a retry policy, whose right names then come before them.
+    """Whether a retry policy brought the unknown names; the policy's valid names then come before these.
 
-    They did if a connection was made without them; so did, before the first connection, what is behind all of
-    a policy's names, and is none of our own options misspelt.
+    It did if a connection was made without the unknown names. Before the first connection it did if all of a
+    policy's names come before them, and none of them resembles an option of ours.
     """
     names = list(given)
     before = RETRY_POLICY.intersection(names[: names.index(strange[0])])

@@ -343,9 +343,9 @@ def _messages(count: int) -> str:
 
 
 def _give_back_unread(queue_consumers: Iterable[QueueConsumer]) -> None:
-    """Release what processes of the pool were sent, and had not read when their last task was done.
+    """Release messages whose pool process had not read them when its last task was done.
 
-    A pool that ends starts no others, which would.
+    A pool that ends starts no other process, which would read them.
     """
     held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.ledger.all()]
     unread = [each for each in held if each.dispatched and not each.started and each.settle(Release())]

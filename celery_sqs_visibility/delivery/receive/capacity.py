@@ -267,10 +267,10 @@ class ReceiveCapacity:
             self._busy.discard(queue)
 
     def forget_polls(self, queue: str) -> None:
-        """What the queue's polls in flight still bring is given back: they ask for nothing any more.
+        """The queue's polls in flight ask for no capacity any more: the messages they bring are given back.
 
-        If the queue is consumed again before they end, more may be held than may be, by one poll. Called in a
-        signal handler, too.
+        If the queue is consumed again before its polls end, their messages are kept, beyond the capacity.
+        Called in a signal handler, too.
         """
         with self._lock:
             self._asked.remove_all(queue)

@@ -185,7 +185,7 @@ class Copies:
 
     @step(often=1.5, which=WHICH, kinds=[(), (Renew,)])
     def deploy(self, which, kinds):
-        """SIGTERM: what is under way is finished; there may be no time for what waits to go on."""
+        """SIGTERM: copies under way are finished; there may be no time for those of tasks that wait."""
         worker = self.workers[which]
         if worker.stopped:
             return
