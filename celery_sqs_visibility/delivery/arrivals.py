@@ -156,6 +156,8 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         parking = self._holder.parking
+        if isinstance(content, UnreadableError) and delivery.queue.name in self._decoder.others:
+            content = self._decoder.content(delivery.queue, message)  # without its payload in S3
         if isinstance(content, UnreadableError):
             refuse(delivery, content, message["Body"])
             return None

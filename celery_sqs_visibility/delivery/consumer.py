@@ -71,6 +71,7 @@ class QueueConsumer(DeliveryHolder):
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         self._buffer = buffer
+        self._others: dict[str, DecodeMessage] = {}
         self._supervisor = Supervisor(self._supervised, clock)
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
@@ -86,8 +87,11 @@ class QueueConsumer(DeliveryHolder):
         self._running = False  # whether there are threads
         self._abandoned: set[str] = set()  # queues that are being deleted
 
-    def consume(self, queue: Queue, on_message: OnMessage) -> None:
-        """Poll the queue from now on; its payloads go to `on_message`, on the buffer's thread."""
+    def consume(self, queue: Queue, on_message: OnMessage, open_message: DecodeMessage | None = None) -> None:
+        """Poll the queue from now on; its payloads go to `on_message`, on the buffer's thread.
+
+        `open_message` decodes its messages, if `on_message` is not Celery's.
+        """
         self._start()
         # Known before the first message is, since it says which attempt is the last.
         self.redrive.get(queue, self._clock.monotonic())
@@ -108,6 +112,10 @@ class QueueConsumer(DeliveryHolder):
             self._turns.add_queue(queue.name)
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
+        if open_message is None:
+            self._others.pop(queue.name, None)
+        else:
+            self._others[queue.name] = open_message
         self._receivers.add(receiver, on_message)
         receiver.start()
 
@@ -229,7 +237,9 @@ class QueueConsumer(DeliveryHolder):
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
         options = self.options
         payloads, stopped_at = options.readable_payloads, self._supervisor.stopped_at
-        decoder = Decoder(open_message, options.for_queue, self._clock, self, payloads, stopped_at)
+        decoder = Decoder(
+            open_message, options.for_queue, self._clock, self, payloads, stopped_at, self._others
+        )
         awaited = None
         if (store := self._outgoing.store) is not None:
             awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)

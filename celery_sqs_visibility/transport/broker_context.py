@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
-from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.codec import decode_any_message, decode_message
 from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
@@ -73,6 +73,7 @@ class BrokerContext:
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
         decode_for_worker: the same for a worker; a bootstep sets it where tasks take messages of AWS events.
+        decode_any_message: the same for consumers that are not Celery's: see `codec.decode_any_message`.
         queue_consumers: the consumers in use; those of a closed channel, too, while a task of theirs runs.
         worker_queue_consumers: the worker's own among them; the others belong to consumers inside its tasks.
     """
@@ -94,6 +95,7 @@ class BrokerContext:
         self.attribute_names = custom
         self.decode_message = partial(decode_message, attribute_names=custom, limits=options)
         self.decode_for_worker: DecodeMessage = self.decode_message
+        self.decode_any_message = partial(decode_any_message, attribute_names=custom, limits=options)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)

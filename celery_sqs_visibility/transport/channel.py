@@ -50,8 +50,9 @@ from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, 
 
 logger = logging.getLogger(__name__)
 
-#: The module of Celery's own `on_decode_error`, which deletes the message.
+#: The modules of a task consumer's `on_decode_error`: Celery's own deletes the message, ours does not.
 CELERYS_CONSUMER: Final = "celery.worker.consumer.consumer"
+OUR_CONSUMER: Final = "celery_sqs_visibility.worker.validation"
 
 LOSES_MESSAGES: Final = (
     "this Celery worker consumes from SQS without the bootsteps of celery_sqs_visibility: it would delete "
@@ -296,8 +297,13 @@ class Channel(virtual.Channel):
         consumer_tag: str | None,
         **_: Any,
     ) -> Any:
-        """Receive from the queue. Raises `RuntimeError` for a Celery worker that would lose messages."""
-        if _loses_messages(callback):
+        """Receive from the queue: tasks, or any messages for a consumer that is not a Celery worker's.
+
+        Raises:
+            RuntimeError: it is a Celery worker that would lose messages.
+        """
+        decode_errors_go_to = _module_of_on_decode_error(callback)
+        if decode_errors_go_to == CELERYS_CONSUMER:
             raise RuntimeError(LOSES_MESSAGES)
         deliver = (
             partial(self._deliver_acknowledged, callback)
@@ -308,7 +314,9 @@ class Channel(virtual.Channel):
         if not self._control.consume(queue, deliver):
             source = self.context.temporary_queues.for_consumer(queue)
             self._subscribe(source)
-            self.queue_consumer.consume(source, deliver)
+            is_workers = decode_errors_go_to == OUR_CONSUMER
+            open_message = None if is_workers else self.context.decode_any_message
+            self.queue_consumer.consume(source, deliver, open_message)
 
     def basic_cancel(self, consumer_tag: str) -> None:
         """Receive no more for that consumer, which keeps the messages that it has."""
@@ -343,7 +351,10 @@ class Channel(virtual.Channel):
             self.context.fanout.subscribe(queue, exchanges)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-        """Fetch a message, if there is one. With `no_ack` it is deleted, unless it cannot be read."""
+        """Fetch a message of any format, if there is one.
+
+        With `no_ack` it is deleted, unless its body cannot be decompressed.
+        """
         message = super().basic_get(queue, no_ack, **kwargs)
         if no_ack and message is not None and not message.errors:
             self.basic_ack(str(message.delivery_tag))
@@ -356,11 +367,10 @@ class Channel(virtual.Channel):
         for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
             try:
                 pointer, message = self._fetched.with_payload(received, source, called)
-                payload = self.context.decode_message(source, message).payload
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
             self._fetched.add(message["ReceiptHandle"], source, called, pointer)
-            return payload
+            return self.context.decode_any_message(source, message).payload
         raise Empty
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
@@ -449,7 +459,7 @@ class Channel(virtual.Channel):
             return None
 
 
-def _loses_messages(callback: Any) -> bool:
-    """Whether the callback is that of a Celery worker that deletes bad messages, as Celery does."""
+def _module_of_on_decode_error(callback: Any) -> str | None:
+    """The module of the function by which the callback's kombu Consumer handles what it cannot decode."""
     on_decode_error = getattr(getattr(callback, "__self__", None), "on_decode_error", None)
-    return getattr(on_decode_error, "__module__", None) == CELERYS_CONSUMER
+    return getattr(on_decode_error, "__module__", None)

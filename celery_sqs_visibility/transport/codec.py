@@ -168,6 +168,26 @@ def decode_message(
     return _received(_open(_text(message["Body"]), limits), queue, message, attribute_names)
 
 
+def decode_any_message(
+    queue: Queue,
+    message: ReceivedMessage,
+    attribute_names: Sequence[str] = ("All",),
+    limits: ContentOptions = DEFAULT_LIMITS,
+) -> DecodedMessage:
+    """Read a received message for a consumer that is not Celery's. Never raises.
+
+    A body in another format than kombu's becomes the message's body, as text: base64 is decoded, as in kombu
+    (kombu/transport/SQS/__init__.py: `_envelope_payload`).
+    """
+    body = message["Body"]
+    try:
+        return _received(_open(_text(body), limits), queue, message, attribute_names)
+    except UnreadableError:
+        text = _base64_text(body)
+        payload = {"body": body if text is None else text, "properties": {"delivery_info": {}}}
+        return _received(DecodedMessage(payload), queue, message, attribute_names)
+
+
 def open_payload(
     payload: dict[str, Any], queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
 ) -> DecodedMessage:
@@ -282,10 +302,16 @@ def _text(body: str) -> str:
     body = body.strip()
     if body[:1] == "{":
         return body
+    if (text := _base64_text(body)) is None:
+        raise NoTaskError("its body is neither a JSON object nor base64 of one")
+    return text
+
+
+def _base64_text(body: str) -> str | None:
     try:
-        return _decode_base64(body).decode()
+        return _decode_base64(body.strip()).decode()
     except ValueError:
-        raise NoTaskError("its body is neither a JSON object nor base64 of one") from None
+        return None
 
 
 def read_json(text: str) -> Any:

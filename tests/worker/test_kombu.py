@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 from kombu.common import Broadcast
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.errors import UnroutableError
 
 BROADCAST = """
 from kombu.common import Broadcast
+from support.processes import SOON, wait_until
 from work import app
 
 app.conf.task_queues = [Broadcast("news")]
@@ -34,6 +36,30 @@ unlucky.Strategy = strategy
 """
 
 
+#: As in Celery's guide "Custom Message Consumers".
+CONSUMER_STEP = """
+import os
+
+from celery import bootsteps
+from kombu import Consumer, Queue
+from support.diary import note
+from work import app
+
+
+class Orders(bootsteps.ConsumerStep):
+    def get_consumers(self, channel):
+        queues = [Queue(os.environ["ORDERS"])]
+        return [Consumer(channel, queues=queues, callbacks=[self.order], accept=["json"])]
+
+    def order(self, body, message):
+        note("ordered", key=body)
+        message.ack()
+
+
+app.steps["consumer"].add(Orders)
+"""
+
+
 def write(tmp_path, name, code):
     (tmp_path / f"{name}.py").write_text(code)
     return {"import_paths": [tmp_path]}
@@ -48,6 +74,27 @@ def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(m
     assert "Set the transport option supports_fanout" in worker.log
     assert "Traceback" not in worker.log
     assert site.proxy.count("CreateQueue") == 0
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_consumer_step_gets_messages_of_other_programs_and_tasks_run_beside_it(
+    make_site, monkeypatch, tmp_path, pool
+):
+    site = make_site(visibility_timeout=5)
+    name = f"{site.queue[:60]}-orders.fifo"
+    monkeypatch.setenv("ORDERS", name)
+    url = site.sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    bodies = ["7 apples", '{"order": 8}', '[{"order": 9}]']
+    for number, body in enumerate(bodies):
+        ids = {"MessageGroupId": "orders", "MessageDeduplicationId": str(number)}
+        site.sqs.send_message(QueueUrl=url, MessageBody=body, **ids)
+    worker = site.start("orders", pool=pool, **write(tmp_path, "orders", CONSUMER_STEP))
+    for body in bodies:
+        site.diary.wait_for("ordered", key=body)
+    site.begin("a")
+    wait_until(lambda: site.counts(url) == (0, 0), SOON, "what was acknowledged to be deleted")
+    assert len(site.diary.entries("ordered")) == len(bodies)
+    assert "Traceback" not in worker.log
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ class Decoder:
         clock: wall time.
         holder: what the deliveries belong to.
         readable: the payloads in S3 that messages may point to.
+        others: decode the messages of these queues, by name, whose consumers are not Celery's; never raise.
         stopped_at: by default this process is taken never to be stopped.
     """
 
@@ -106,8 +107,10 @@ class Decoder:
         holder: Holder,
         readable: ReadablePayloads = NO_PAYLOADS,
         stopped_at: StoppedAt = lambda _since, now: now,
+        others: Mapping[str, DecodeMessage] = NONE,
     ) -> None:
         self._open = open_message
+        self.others = others
         self._options_of = options_of
         self._clock = clock
         self._holder = holder
@@ -169,7 +172,7 @@ class Decoder:
     def content(self, queue: Queue, message: ReceivedMessage) -> ReadContent:
         """The content of a message whose body is its payload. Never raises."""
         try:
-            return self._open(queue, message)
+            return self.others.get(queue.name, self._open)(queue, message)
         except Exception as error:  # noqa: BLE001 - it is classified
             return _why_not(error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import types
 
 import celery.worker.consumer
@@ -13,8 +14,12 @@ from support.kombu_site import declared_queue, publish
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws import queues
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.errors import QueueDoesNotExistError
+from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
+from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.transport.event_messages import EventMessages
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +114,60 @@ def test_an_exception_in_a_callback_of_celerys_worker_is_logged_and_the_message_
         connection.drain_events(timeout=SOON)
     assert "message could not be handed to Celery" in caplog.text
     assert len(channel.queue_consumer.ledger) == 0
+
+
+#: Bodies of other programs, and what kombu's SQS transport hands to its consumers.
+OTHERS = {
+    "text": ("hello", "hello"),
+    "json": (' {"order": 7}', ' {"order": 7}'),
+    "list": ("[1, 2]", "[1, 2]"),
+    "base64": (base64.b64encode(b"7 apples").decode(), "7 apples"),
+    "bytes": (base64.b64encode(b"\xff\xfe").decode(), base64.b64encode(b"\xff\xfe").decode()),
+    "faulty": ('{"properties": {}, "headers": []}', '{"properties": {}, "headers": []}'),
+    "event": (
+        '{"Service": "Amazon S3", "Event": "s3:TestEvent"}',
+        '{"Service": "Amazon S3", "Event": "s3:TestEvent"}',
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "delivered"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("name", ["q", "q.fifo"])
+def test_a_message_of_another_program_reaches_a_consumer_that_is_not_celerys_as_its_body(
+    site, connection, channel, name, body, delivered
+):
+    fetched = declared_queue(channel, name)
+    target = channel.context.queues.find(name)
+    for get in (fetched.get, lambda: SimpleQueue(connection, name).get(timeout=SOON)):
+        ids = {"group_id": "g", "deduplication_id": get.__name__.strip("<>")} if target.fifo else {}
+        site.sqs.send(target.url, OutgoingMessage(body, **ids))
+        message = get()
+        assert (message.body, message.payload) == (delivered.encode(), delivered)
+        assert message.delivery_info["sqs_message"]["MessageId"]
+        message.ack()
+        wait_until(lambda: site.counts(name) == (0, 0, 0), SOON, "it to be deleted")
+
+
+def test_a_worker_whose_events_become_tasks_leaves_those_of_other_consumers_alone(site, connection, channel):
+    routes = EventRoutes([EventRoute("s3:ObjectCreated:*", "import")])
+    channel.context.decode_for_worker = EventMessages(routes).decode
+    connection.transport.for_worker = True
+    site.sqs.send(channel.context.queues.find("q").url, OutgoingMessage(OTHERS["event"][0]))
+    taken = []
+    with Consumer(channel, [Queue("q")], callbacks=[lambda _, message: taken.append(message)]):
+        connection.drain_events(timeout=SOON)
+        assert [message.payload for message in taken] == [OTHERS["event"][1]]
+        assert site.counts() == (0, 1, 0)
+
+
+def test_a_consumer_that_is_not_celerys_gets_the_pointer_to_a_payload_that_it_may_not_read(
+    site, connection, channel
+):
+    body = pointer_body("elsewhere", "key")
+    site.sqs.send(channel.context.queues.find("q").url, OutgoingMessage(body, attributes=size_attribute(9)))
+    queue = SimpleQueue(connection, "q")
+    assert queue.get(timeout=SOON).payload == body
+    queue.close()
 
 
 def test_a_worker_without_the_bootsteps_is_refused_before_it_loses_a_message(site, channel):
