@@ -113,6 +113,9 @@ _HANDLE_IS_GONE: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
+# That of a redrive policy, which may be so new that a part of SQS does not know it.
+_TARGET_IS_MISSING: Final = re.compile(r"dead letter target does not exist", re.IGNORECASE)
+
 # SQS's JSON protocol has the same code for a wrong clock and for a wrong key.
 _CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
@@ -274,5 +277,7 @@ def _class_of(code: str, message: str) -> type[SQSError] | None:
     name = code.removesuffix("Exception")
     if name == "InvalidParameterValue" and _HANDLE_IS_GONE.search(message):
         return ReceiptHandleInvalidError
+    if name == "InvalidParameterValue" and _TARGET_IS_MISSING.search(message):
+        return QueueDoesNotExistError
     cls = _CLASS_BY_CODE.get(name)
     return ClockSkewError if cls is CredentialsRefusedError and _CLOCK_IS_WRONG.search(message) else cls

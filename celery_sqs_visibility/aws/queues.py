@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import json
+import logging
 import re
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,7 +21,13 @@ from celery_sqs_visibility.errors import (
     UnreachableError,
 )
 from celery_sqs_visibility.policy.predefined import predefined_queue
-from celery_sqs_visibility.policy.queue_attributes import ARN, REDRIVE_POLICY, creation_attributes
+from celery_sqs_visibility.policy.provisioning import QueuePlan, why_impossible
+from celery_sqs_visibility.policy.queue_attributes import (
+    ARN,
+    REDRIVE_POLICY,
+    creation_attributes,
+    redrive_policy,
+)
 from celery_sqs_visibility.policy.queue_names import (
     FIFO_SUFFIX,
     account_and_name,
@@ -28,10 +37,12 @@ from celery_sqs_visibility.policy.queue_names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from celery_sqs_visibility.aws.port import SQS, Location
     from celery_sqs_visibility.policy.predefined import PredefinedQueue
+
+logger = logging.getLogger(__name__)
 
 #: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]
@@ -43,6 +54,12 @@ DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 
 #: Pauses between requests about a new queue, which all of SQS knows after a second.
 NEW_QUEUE_PAUSES_SECONDS: Final = (0.2, 0.4, 0.7)
+
+#: Said of a queue that was created without the dead-letter queue of its plan.
+WITHOUT_DEAD_LETTERS: Final = (
+    "created queue %r without its dead-letter queue %r, which celery -A proj sqs queues create --update adds "
+    "with credentials that may: %s"
+)
 
 T = TypeVar("T")
 
@@ -96,8 +113,8 @@ class Queues:
             SQS is asked only for URLs that they lack.
         owner: the AWS account that all queues belong to, if that is another's; then none is created.
         sqs_for: gives access to a predefined queue; by default the same `sqs`.
-        attributes: CreateQueue's, for a queue that has to be created, by Celery's name of it.
-        tags: CreateQueue's.
+        plans: the plan of a queue that has to be created, by Celery's name of it, after the plan of its
+            dead-letter queue if it is to have one. By default a queue has neither attributes nor that.
     """
 
     def __init__(
@@ -108,16 +125,14 @@ class Queues:
         predefined: Mapping[str, PredefinedQueue] | None = None,
         owner: str | None = None,
         sqs_for: Callable[[PredefinedQueue], SQS] | None = None,
-        attributes: Callable[[str], Mapping[str, str]] = lambda _name: {},
-        tags: Mapping[str, str] | None = None,
+        plans: Callable[[str], Sequence[QueuePlan]] | None = None,
     ) -> None:
         self._sqs = sqs
         self._prefix = prefix
         self._predefined = dict(predefined or {})
         self._owner = owner
         self._sqs_for = sqs_for or (lambda _definition: sqs)
-        self._attributes = attributes
-        self._tags = dict(tags or {})
+        self._plans = plans or self._plain_plans
         self._lock = ProcessLock()  # guards _found
         self._found: dict[str, Queue] = {}
 
@@ -187,7 +202,9 @@ class Queues:
         return self._keep(self._existing(name, self._sqs, self._owner))
 
     def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
-        """Return the queue of that name, created with these attributes too if SQS has none.
+        """Return the queue of that name, created if SQS has none, with its dead-letter queue.
+
+        A temporary queue has `attributes` of its own, and no dead-letter queue.
 
         Raises:
             AccessDeniedError: there is none, and we may not create it.
@@ -199,7 +216,7 @@ class Queues:
         except QueueDoesNotExistError:
             if self._predefined or self._owner:
                 raise
-        return self._keep(self._created(name, attributes or {}))
+        return self._keep(self._created(name, attributes))
 
     def ensure(self, name: str) -> Queue:
         """Do as `find_or_create`, and ask whether a predefined queue exists, if we may ask that.
@@ -282,11 +299,19 @@ class Queues:
             which = f"{canonical!r}{of_owner} (for Celery's queue {name!r})"
             raise reworded(error, f"SQS has no queue {which}, or does not let us see it: {error}") from error
 
-    def _created(self, name: str, attributes: Mapping[str, str]) -> Queue:
+    def _plain_plans(self, name: str) -> list[QueuePlan]:
         canonical = self.canonical_name(name)
-        wanted = creation_attributes(canonical, {**self._attributes(name), **attributes})
+        return [QueuePlan(name, canonical, creation_attributes(canonical, {}))]
+
+    def _created(self, name: str, temporary: Mapping[str, str] | None) -> Queue:
+        """Create the queue, after its dead-letter queue unless it is `temporary` and has these attributes."""
+        canonical = self.canonical_name(name)
+        *of_letters, plan = self._plans(name)
+        letters = of_letters[0] if of_letters and temporary is None else None
+        redrive, problem = self._redrive(plan, letters) if letters else ({}, None)
+        wanted = creation_attributes(canonical, {**plan.attributes, **redrive, **(temporary or {})})
         try:
-            url = self._sqs.create_queue(canonical, wanted, self._tags)
+            url = when_known(partial(self._sqs.create_queue, canonical, wanted, plan.tags))
         except AccessDeniedError as error:
             which = f"{canonical!r} (for Celery's queue {name!r})"
             raise reworded(
@@ -294,7 +319,23 @@ class Queues:
                 f"SQS has no queue {which} and does not let us create it: "
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
+        if letters and problem:
+            logger.warning(WITHOUT_DEAD_LETTERS, canonical, letters.sqs_name, problem)
         return Queue(name, url, self._sqs, "created")
+
+    def _redrive(self, plan: QueuePlan, letters: QueuePlan) -> tuple[dict[str, str], str | None]:
+        """The redrive policy to the dead-letter queue, found or created; or why there is none."""
+        if reason := why_impossible([letters, plan]):
+            return {}, reason
+        try:
+            try:
+                url = self._sqs.queue_url(letters.sqs_name)
+            except QueueDoesNotExistError:
+                url = self._sqs.create_queue(letters.sqs_name, letters.attributes, letters.tags)
+            arn = when_known(Queue(letters.name, url, self._sqs).arn)
+        except AccessDeniedError as error:
+            return {}, str(error)
+        return {REDRIVE_POLICY: json.dumps(redrive_policy(arn, plan.max_receive_count))}, None
 
 
 def when_known(request: Callable[[], T]) -> T:

@@ -11,7 +11,6 @@ from typing import Any
 import click
 from celery import Celery
 
-from celery_sqs_visibility.operate.app_queues import queue_of_task
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     app_of,
@@ -26,6 +25,7 @@ from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, with_eta
 from celery_sqs_visibility.transport.task_message import task_payload
+from celery_sqs_visibility.transport.task_queues import queue_of_task
 
 
 @click.command(short_help="Print the body of an SQS message that runs a task.")

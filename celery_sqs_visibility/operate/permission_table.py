@@ -117,6 +117,13 @@ PERMISSIONS: Final = (
     Permission("CountDeadLetters", (GET_ATTRIBUTES,), "the dead-letter queue", "sampled", WORKER),
     Permission("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
     Permission("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
+    Permission(
+        "CreateDeadLetterQueues",
+        ("sqs:GetQueueUrl", GET_ATTRIBUTES, "sqs:CreateQueue"),
+        "the dead-letter queue",
+        "created_letters",
+        BOTH,
+    ),
     Permission("Decrypt", (DECRYPT,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
     Permission("Encrypt", (GENERATE_DATA_KEY,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
     Permission(

@@ -15,9 +15,9 @@ from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
-from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
 from celery_sqs_visibility.policy.queue_names import arn_of, partition_of, sqs_name
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -77,6 +77,7 @@ class AppResources:
             self.arns["queues_without_url"].append(arn)
         if predefined is None and not options.queue_owner:
             self._add_created(arn)
+            self._add_created_letters(name, attributes)
         if redrive := parse_redrive_policy(attributes):
             self.arns["dead_letters"].append(redrive.dead_letter_arn)
             self._add_key_of_letters(name, redrive.dead_letter_arn)
@@ -113,6 +114,17 @@ class AppResources:
     def _add_created(self, arn: str) -> None:
         if self._create:
             self.arns["created"].append(arn)
+            if self._options.queue_tags:
+                self.arns["tagged"].append(arn)
+
+    def _add_created_letters(self, name: str, attributes: Mapping[str, str]) -> None:
+        """The dead-letter queue that a queue is created with. One that has another is never created anew."""
+        if not self._create or REDRIVE_POLICY in attributes:
+            return
+        for letters in plan_queues([name], self._options, {})[:-1]:
+            arn = self._arn("sqs", letters.sqs_name)
+            self.arns["created_letters"].append(arn)
+            self.arns["dead_letters"].append(arn)
             if self._options.queue_tags:
                 self.arns["tagged"].append(arn)
 

@@ -17,7 +17,7 @@ from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
-from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
+from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.found_queues import for_each
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
@@ -29,9 +29,10 @@ from celery_sqs_visibility.operate.invocation import (
     say,
     show_json,
 )
-from celery_sqs_visibility.operate.provisioning import QueuePlan, plan_queues, why_impossible
+from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.policy.queue_attributes import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Creation:
         attributes = {**plan.attributes, **self._redrive(plan, {})}
         if self._dry_run:
             return Finding(plan.sqs_name, "missing", attributes)
-        url = self._sqs.create_queue(plan.sqs_name, attributes, plan.tags)
+        url = when_known(partial(self._sqs.create_queue, plan.sqs_name, attributes, plan.tags))
         self.created.append(plan)
         self._arns[plan.sqs_name] = when_known(Queue(plan.name, url, self._sqs).arn)
         return Finding(plan.sqs_name, "created", attributes)

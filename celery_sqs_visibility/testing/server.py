@@ -23,13 +23,14 @@ from celery.worker import state
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import DeliveryEvent
-from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
-from celery_sqs_visibility.operate.provisioning import plan_queues
+from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.queues import Creation
+from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.task.exclusive import broker_context
 from celery_sqs_visibility.testing.apps import require_sending
 from celery_sqs_visibility.testing.clock import is_turned, machine_time
 from celery_sqs_visibility.testing.diary import PARENT_VARIABLE, VARIABLE, Diary
+from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 
 #: Seconds until a server answers, or a worker consumes, on a busy machine.
 START_SECONDS: Final = 60.0

@@ -20,9 +20,9 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.operate.app_queues import max_retries_by_queue, queue_names
-from celery_sqs_visibility.operate.provisioning import plan_queues
+from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.queues import Creation
+from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import ExclusiveStore
@@ -33,6 +33,7 @@ from celery_sqs_visibility.testing.clock import TurnedClock, reading, reading_in
 from celery_sqs_visibility.testing.worker import Worker
 from celery_sqs_visibility.transport import broker_clients, broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import take_events
 

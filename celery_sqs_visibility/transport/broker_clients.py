@@ -17,7 +17,10 @@ from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 from celery_sqs_visibility.transport.broker_url import BrokerURL
+from celery_sqs_visibility.transport.exchanges import configured_apps
+from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 
 _lock = ProcessLock()  # guards _shared
 _shared: Final[dict[tuple[int, ClientSettings], BotoSQS]] = {}
@@ -62,8 +65,7 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
         predefined=options.predefined_queues,
         owner=options.queue_owner,
         sqs_for=sqs_for,
-        attributes=partial(_creation_attributes, options),
-        tags=options.queue_tags,
+        plans=partial(_plans, options),
     )
 
 
@@ -90,9 +92,11 @@ def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> Clie
     return replace(settings, role_arn=predefined.sts_role_arn, role_external_id=predefined.external_id)
 
 
-def _creation_attributes(options: Options, queue: str) -> dict[str, str]:
-    timeout = options.for_queue(queue).visibility_timeout
-    return {"VisibilityTimeout": str(timeout), **options.sqs_creation_attributes}
+def _plans(options: Options, queue: str) -> list[QueuePlan]:
+    """As `celery sqs queues create` plans the queue, by the tasks that this process knows."""
+    apps = [app for app in configured_apps() if app.finalized or app.autofinalize]
+    limits = [limit for app in apps for limit in max_retries_by_queue(app).get(queue, ())]
+    return plan_queues([queue], options, {queue: limits})
 
 
 def _endpoint(broker: BrokerURL, *, secure: bool) -> str | None:

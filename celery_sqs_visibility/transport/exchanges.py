@@ -61,7 +61,7 @@ def _bound_by_apps(exchange: str, routing_key: str) -> list[str]:
     An AMQP broker knows these bindings from whoever declares them; Celery publishes without declaring a queue
     where a route names an exchange (celery/app/amqp.py: `_create_task_sender`).
     """
-    queues = [queue for app in _configured_apps() for queue in app.amqp.queues.values()]
+    queues = [queue for app in configured_apps() for queue in app.amqp.queues.values()]
     return sorted({queue.name for queue in queues if _binds(queue, exchange, routing_key)})
 
 
@@ -75,15 +75,16 @@ def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
 
 def use_here(exchange: str) -> Use | None:
     """Celery's use of an exchange of its own, as this process's apps name theirs; `None` of any other."""
-    return use_of(exchange, (str(app.conf.event_exchange) for app in _configured_apps()))
+    return use_of(exchange, (str(app.conf.event_exchange) for app in configured_apps()))
 
 
 def is_an_apps_fanout(exchange: str) -> bool:
     """Whether it is the fanout exchange of a queue in the settings of an app of this process."""
-    queues = [queue for app in _configured_apps() for queue in app.amqp.queues.values()]
+    queues = [queue for app in configured_apps() for queue in app.amqp.queues.values()]
     bound = [each.exchange for queue in queues for each in (queue, *queue.bindings)]
     return any(each.name == exchange and each.type == "fanout" for each in bound if each is not None)
 
 
-def _configured_apps() -> Iterator[Any]:
+def configured_apps() -> Iterator[Any]:
+    """The apps of this process whose settings have been read."""
     yield from (app for app in active_apps() if app.configured)

@@ -270,6 +270,7 @@ def test_what_the_plain_queue_refuses_is_kept(make_letters_site, dead, pool, rel
 )
 def test_what_is_to_be_kept_is_kept_and_not_run_again(make_site, pool, task, options):
     site = make_site(**options)
+    site.create_queue()
     site.start("letters", pool=pool)
     result = send(site, task, "a", link_error=site.app.signature("letters.on_error"))
     site.proxy.wait_for(lambda _: site.changes() == [1, 3600])
@@ -281,6 +282,7 @@ def test_what_is_to_be_kept_is_kept_and_not_run_again(make_site, pool, task, opt
 
 def test_what_is_neither_kept_nor_moved_is_deleted(make_site):
     site = make_site()
+    site.create_queue()
     site.start("letters")
     send(site, "twice", "a")
     site.diary.wait_for("started", 2, key="a")
@@ -291,6 +293,7 @@ def test_what_is_neither_kept_nor_moved_is_deleted(make_site):
 def test_it_is_kept_across_a_restart(make_site, backend, runs, reliability):
     # Without a result backend the next worker cannot know: what was only released must not fail unrun.
     site = make_site({} if backend else {"result_backend": None}, when_exhausted="keep", wait_time_seconds=1)
+    site.create_queue()
     worker = site.start("letters")
     send(site, "twice", "a")
     site.proxy.wait_for(lambda _: site.changes() == [1, 3600])

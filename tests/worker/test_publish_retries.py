@@ -107,7 +107,9 @@ def test_a_queue_that_was_deleted_is_made_anew(make_known, retry):
     site = make_known()
     site.sqs.delete_queue(QueueUrl=site.url)
     site.app.send_task("work.quick", ("a",), retry=retry)
-    assert [call.action for call in site.proxy.calls()] == [SENDS, LOOK_UPS, "CreateQueue", SENDS]
+    of_letters = [LOOK_UPS, "GetQueueAttributes"]
+    of_queue = [LOOK_UPS, "CreateQueue", SENDS]
+    assert [call.action for call in site.proxy.calls()] == [SENDS, of_queue[0], *of_letters, *of_queue[1:]]
     assert site.counts() == (1, 0)
 
 

@@ -79,3 +79,12 @@ def test_a_queue_that_a_worker_has_made_is_told_with_the_command_that_gives_it_d
     )
     done = run_celery(site.config, *command.split()[3:])
     assert (done.returncode, "updated: " in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_a_worker_that_starts_first_makes_the_queues_as_the_command_plans_them(make_site):
+    site = make_site()
+    worker = site.start()
+    assert f"dead letters go to '{site.queue}-dead' after" in worker.log
+    assert "WARNING" not in worker.log
+    told = run_celery(site.config, "sqs", "queues", "create", site.queue)
+    assert (told.returncode, told.stdout.count("exists, as planned")) == (0, 2), told.stdout + told.stderr

@@ -69,6 +69,7 @@ def test_a_stock_task_whose_retry_can_never_be_published_ends_and_so_does_one_th
 
 def test_a_client_of_rpc_that_exits_leaves_no_queue(make_site):
     site = make_site({"result_backend": "rpc://"})
+    site.create_queue()
     site.start()
     script = "from work import quick; print(quick.delay('asked').get(timeout=60))"
     paths = os.pathsep.join(map(str, IMPORT_PATHS))

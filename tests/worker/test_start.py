@@ -92,6 +92,16 @@ def test_a_queue_that_is_missing_and_may_not_be_created(make_site):
     assert_refused(site, "the transport option dead_letter_queue", f"SQS has no queue '{dead}'", told)
 
 
+def test_a_worker_that_may_create_its_queue_only_starts_with_one_warning(make_site):
+    site = make_site()
+    site.proxy.inject(DENIED, "CreateQueue", queue=f"{site.queue}-dead")
+    worker = site.start(pool="solo")
+    (line,) = [line for line in worker.log.splitlines() if "WARNING" in line]
+    assert f"created queue '{site.queue}' without its dead-letter queue '{site.queue}-dead'" in line
+    assert "(the permission is sqs:CreateQueue)" in line
+    assert site.create_queue()
+
+
 def test_a_predefined_queue_that_does_not_exist(make_site):
     site = make_site()
     url = f"{site.proxy.url}/123456789012/missing"

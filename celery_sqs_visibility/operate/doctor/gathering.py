@@ -30,7 +30,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
     StoreError,
 )
-from celery_sqs_visibility.operate.app_queues import named_queues, queue_names, queue_of_task
+from celery_sqs_visibility.operate.app_queues import named_queues, queue_names
 from celery_sqs_visibility.operate.aws_commands import create_table
 from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, Permission, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, for_each, look_at
@@ -55,6 +55,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.task_queues import queue_of_task
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.drain import grace_period
 

@@ -17,7 +17,7 @@ from celery_sqs_visibility.operate.doctor.facts import (
 )
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
-from celery_sqs_visibility.operate.provisioning import (
+from celery_sqs_visibility.policy.provisioning import (
     MOST_RECEIVES,
     SPARE_RECEIVES,
     dead_letter_attributes,
@@ -68,7 +68,7 @@ def _missing(queue: QueueFacts, command: str) -> Finding:
         Severity.WARNING if created else Severity.ERROR,
         f"queue {queue.name!r}",
         queue.problem or "SQS has no such queue",
-        "The first worker or producer creates it, if it may: without a dead-letter queue."
+        "The first worker or producer creates it with its dead-letter queue, if it may."
         if created
         else "Workers do not start, and publishing fails.",
         f"{command} queues create {queue.name}"

@@ -25,6 +25,7 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 
+NO_TARGET = "Value {} for parameter RedrivePolicy is invalid. Reason: Dead letter target does not exist."
 HANDLE_EXPIRED = "Value AQEB= for parameter ReceiptHandle is invalid. Reason: The receipt handle has expired."
 NOT_AVAILABLE = (
     "Value AQEB= for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not "
@@ -84,10 +85,11 @@ def test_a_signature_out_of_time_is_a_matter_of_the_clock(code, said):
         (HANDLE_EXPIRED, ReceiptHandleInvalidError),
         (NOT_AVAILABLE, ReceiptHandleInvalidError),
         (BEYOND, RequestRefusedError),
+        (NO_TARGET, QueueDoesNotExistError),
     ],
 )
 @pytest.mark.parametrize("code", ["InvalidParameterValue", "InvalidParameterValueException"])
-def test_an_invalid_parameter_may_be_the_handle(code, message, expected):
+def test_an_invalid_parameter_may_be_the_handle_or_the_dead_letter_queue(code, message, expected):
     assert type(translate(answer(code, message), "ChangeMessageVisibility")) is expected
     entry = {"Id": "0", "Code": code, "Message": message, "SenderFault": True}
     assert type(translate_entry(entry, "ChangeMessageVisibilityBatch")) is expected

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from celery_sqs_visibility.aws import queues as module
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.queues import Queue, Queues
@@ -16,7 +18,9 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnreachableError,
 )
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import PredefinedQueue
+from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 
 ELSEWHERE = Location("eu-west-1", "https://sqs.eu-west-1.amazonaws.com")
 
@@ -70,7 +74,7 @@ def test_a_queue_of_another_account_is_asked_for_by_that_and_never_created(sqs, 
 @pytest.mark.parametrize(("name", "number"), [("a", 1), ("a.fifo", 3)])
 def test_a_queue_is_created_without_the_attributes_of_the_other_kind(sqs, name, number):
     given = {"VisibilityTimeout": "120", "ContentBasedDeduplication": "true"}
-    queue = Queues(sqs, attributes=lambda _: given).find_or_create(name)
+    queue = Queues(sqs, plans=lambda name: [QueuePlan(name, name, given)]).find_or_create(name)
     assert len(sqs.queue_attributes(queue.url, [*given, "FifoQueue"])) == number
 
 
@@ -96,13 +100,133 @@ def test_a_missing_queue_is_named_as_celery_and_as_sqs_know_it_until_it_exists(s
 
 @pytest.mark.parametrize("method", ["find_or_create", "ensure"])
 def test_a_missing_queue_is_created_with_attributes_and_tags(sqs, method):
-    queues = Queues(sqs, attributes=lambda _: {"VisibilityTimeout": "120"}, tags={"team": "a"})
+    plan = QueuePlan("a", "a", {"VisibilityTimeout": "120"}, tags={"team": "a"})
+    queues = Queues(sqs, plans=lambda _: [plan])
     queue = getattr(queues, method)("a")
     arguments = {"name": "a", "attributes": {"VisibilityTimeout": "120"}, "tags": {"team": "a"}}
     assert actions(sqs) == ["GetQueueUrl", "CreateQueue"]
     assert sqs.calls[-1] == ("CreateQueue", arguments)
     assert queue.url
     assert not queue.fifo
+
+
+def planned(sqs, **options):
+    return Queues(sqs, plans=lambda name: plan_queues([name], Options.parse(options), {name: [10]}))
+
+
+def redrive_of(sqs, name):
+    policy = sqs.queue_attributes(sqs.queue_url(name), ["RedrivePolicy"]).get("RedrivePolicy")
+    return policy and (json.loads(policy)["deadLetterTargetArn"], json.loads(policy)["maxReceiveCount"])
+
+
+@pytest.mark.parametrize(
+    ("name", "letters"), [("a", "a-dead"), ("a.fifo", "a-dead.fifo")], ids=["standard", "fifo"]
+)
+def test_a_missing_queue_is_created_with_its_dead_letter_queue(sqs, caplog, name, letters):
+    planned(sqs, queue_tags={"team": "a"}).find_or_create(name)
+    assert actions(sqs)[-5:] == [
+        "GetQueueUrl",
+        "GetQueueUrl",
+        "CreateQueue",
+        "GetQueueAttributes",
+        "CreateQueue",
+    ]
+    assert redrive_of(sqs, name) == (f"arn:aws:sqs:us-east-1:000000000000:{letters}", 14)
+    attributes = sqs.queue_attributes(sqs.queue_url(letters), ["MessageRetentionPeriod"])
+    assert attributes == {"MessageRetentionPeriod": "1209600"}
+    assert sqs.queue_tags(sqs.queue_url(letters)) == {"team": "a"}
+    assert caplog.records == []
+
+
+def test_a_dead_letter_queue_that_is_there_stays_as_it_is(sqs):
+    sqs.create_queue("a-dead", {"MessageRetentionPeriod": "60"}, {})
+    planned(sqs).find_or_create("a")
+    assert redrive_of(sqs, "a")[0].endswith(":a-dead")
+    attributes = sqs.queue_attributes(sqs.queue_url("a-dead"), ["MessageRetentionPeriod"])
+    assert attributes == {"MessageRetentionPeriod": "60"}
+
+
+def test_a_queue_that_is_there_gets_no_dead_letter_queue(sqs):
+    sqs.create_queue("a", {}, {})
+    planned(sqs).find_or_create("a")
+    assert actions(sqs) == ["CreateQueue", "GetQueueUrl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("a-dead", {}),
+        (
+            "a",
+            {
+                "sqs-creation-attributes": {
+                    "RedrivePolicy": {
+                        "maxReceiveCount": 3,
+                        "deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:other",
+                    }
+                }
+            },
+        ),
+    ],
+    ids=["a dead-letter queue", "a redrive policy of the user's"],
+)
+def test_no_dead_letter_queue_is_made_for(sqs, name, options):
+    planned(sqs, **options).find_or_create(name)
+    assert [url.rpartition("/")[2] for url in sqs.list_queues("")] == [name]
+
+
+def test_a_temporary_queue_has_no_dead_letter_queue(sqs):
+    planned(sqs).find_or_create("a", {})
+    assert [url.rpartition("/")[2] for url in sqs.list_queues("")] == ["a"]
+
+
+class Restricted(FakeSQS):
+    """Denies an action on the dead-letter queue."""
+
+    denied = ""
+
+    def _call(self, action, **arguments):
+        if action == self.denied and "dead" in arguments.get("name", arguments.get("queue_url", "")):
+            raise AccessDeniedError(f"no {action}", code="AccessDenied", action=action)
+        return super()._call(action, **arguments)
+
+
+@pytest.mark.parametrize("denied", ["GetQueueUrl", "CreateQueue", "GetQueueAttributes"])
+def test_without_the_permission_the_queue_is_created_alone_with_one_warning(caplog, denied):
+    sqs = Restricted()
+    sqs.denied = denied
+    queue = planned(sqs).find_or_create("a")
+    assert (queue.origin, redrive_of(sqs, "a")) == ("created", None)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == (
+        "created queue 'a' without its dead-letter queue 'a-dead', which celery -A proj sqs queues create "
+        f"--update adds with credentials that may: no {denied}"
+    )
+
+
+def test_without_any_permission_to_create_nothing_is_said_of_dead_letters(caplog):
+    sqs = FakeSQS()
+    for _ in range(2):
+        sqs.fail_next("CreateQueue", AccessDeniedError("no", code="AccessDenied", action="CreateQueue"))
+    with pytest.raises(AccessDeniedError, match="create the queue or allow sqs:CreateQueue"):
+        planned(sqs).find_or_create("a")
+    assert caplog.records == []
+
+
+def test_a_name_too_long_for_a_dead_letter_queue_is_created_alone_with_the_remedy(sqs, caplog):
+    planned(sqs).find_or_create("x" * 78)
+    assert redrive_of(sqs, "x" * 78) is None
+    assert "the option dead_letter_queue names another" in caplog.text
+
+
+def test_a_part_of_sqs_may_not_know_the_new_dead_letter_queue_yet(sqs, monkeypatch):
+    monkeypatch.setattr(module, "NEW_QUEUE_PAUSES_SECONDS", (0, 0))
+    missing = QueueDoesNotExistError("Dead letter target does not exist.")
+    sqs.create_queue("a-dead", {}, {})
+    sqs.fail_next("GetQueueAttributes", missing)
+    sqs.fail_next("CreateQueue", missing)
+    planned(sqs).find_or_create("a")
+    assert redrive_of(sqs, "a")[0].endswith(":a-dead")
 
 
 def test_a_fifo_queue_is_created_as_one(sqs):

@@ -5,7 +5,8 @@ from celery.exceptions import CDeprecationWarning
 from support.app import close_app, make_app, without_shared_tasks
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.operate.app_queues import _routes, max_retries_by_queue, queue_of_task
+from celery_sqs_visibility.operate.app_queues import _routes
+from celery_sqs_visibility.transport.task_queues import max_retries_by_queue, queue_of_task
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def test_a_tasks_retries_count_in_the_queue_that_it_goes_to(app):
     app.task(name="stock", max_retries=99)(run)
     app.finalize()
     assert max_retries_by_queue(app) == {"other": [3], "own": [8]}
+    assert list(app.amqp.queues) == ["own"], "a worker without -Q consumes all of them"
 
 
 def test_a_tasks_own_queue_and_routes_in_pairs_count_too(app):

@@ -6,14 +6,29 @@ import json
 import subprocess
 import sys
 
+from celery import Celery
+
+from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.transport.broker_clients import shared_sqs
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.broker_clients import _plans, shared_sqs
 
 
 def test_equal_settings_share_their_access():
     one = shared_sqs(ClientSettings("eu-west-1"))
     assert shared_sqs(ClientSettings("eu-west-1")) is one
     assert shared_sqs(ClientSettings("eu-west-2")) is not one
+
+
+def test_a_queue_is_planned_by_the_tasks_that_the_process_knows():
+    with Celery("w", set_as_current=False) as app:
+        app.conf.task_default_queue = "planned"
+        app.task(name="often", base=VisibilityTask, max_retries=20)(lambda: None)
+        assert list(app.amqp.queues) == ["planned"]  # its settings have been read, as those of who publishes
+        *_, plan = _plans(Options.parse({}), "planned")
+        assert (plan.dead_letters, plan.max_receive_count) == ("planned-dead", 24)
+        *_, plan = _plans(Options.parse({}), "other")
+        assert plan.max_receive_count == 7
 
 
 FORK = """

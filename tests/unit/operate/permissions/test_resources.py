@@ -126,7 +126,9 @@ def test_options_name_things():
         "queues_without_url": [arn("proj")],
         "plain_dead_letters": [arn("dead")],
         "created": [arn("proj"), arn("dead")],
-        "tagged": [arn("proj"), arn("dead")],
+        "tagged": [arn("proj"), arn("dead"), arn("dead")],
+        "created_letters": [arn("dead")],
+        "dead_letters": [arn("dead")],
         "buckets": ["arn:aws:s3:::payloads"],
         "payloads": ["arn:aws:s3:::payloads/celery/*"],
         "key_tables": [arn("table/keys", "dynamodb", region="eu-west-1")],
@@ -202,7 +204,8 @@ def test_a_queue_that_is_bound_to_a_fanout_exchange_needs_what_broadcasts_do():
 def test_who_creates_queues_without_tags_needs_not_tag_them(tags):
     found = resources({"proj": {}}, create=True, queue_tags=tags)
     assert found.arns["created"] == [arn("proj")]
-    assert found.arns.get("tagged", []) == ([arn("proj")] if tags else [])
+    assert found.arns["created_letters"] == found.arns["dead_letters"] == [arn("proj-dead")]
+    assert found.arns.get("tagged", []) == ([arn("proj"), arn("proj-dead")] if tags else [])
 
 
 def test_the_document_is_on_one_stream_and_the_notes_on_the_other(run_on):

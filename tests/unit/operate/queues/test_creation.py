@@ -7,9 +7,9 @@ import pytest
 from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import QueueDoesNotExistError
-from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.operate.queues import Creation, Finding, _line, create_queues, same
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.provisioning import plan_queues
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import hcl2
 import pytest
 from click.testing import CliRunner
 
-from celery_sqs_visibility.operate.provisioning import plan_queues
 from celery_sqs_visibility.operate.queues import cloudformation, create_queues, terraform
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.provisioning import plan_queues
 
 POLICY = {"Version": "2012-10-17", "Statement": []}
 

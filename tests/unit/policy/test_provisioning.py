@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.operate.provisioning import (
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.provisioning import (
     dead_letter_name,
     least_max_receive_count,
     plan_queues,
     why_impossible,
 )
-from celery_sqs_visibility.policy.options import Options
 
 
 def plans(*queues, max_retries=None, **options):
