@@ -69,7 +69,7 @@ def test_with_predefined_queues_none_is_created(make_site):
     assert (refused.returncode, "predefined_queues" in refused.stderr) == (1, True)
 
 
-def test_a_queue_that_a_worker_has_made_is_told_with_the_command_that_gives_it_dead_letters(make_site):
+def test_a_queue_without_dead_letters_is_told_with_the_command_that_gives_it_some(make_site):
     site = make_site()
     site.create_queue()
     told = run_celery(site.config, "sqs", "queues", "create", site.queue)

@@ -27,6 +27,7 @@ class SettingRule(NamedTuple):
         harms: whether it does harm, or promises something that is not kept; otherwise it has no effect.
         follows: the setting's effect here, as a sentence.
         remedy: the text to write in its place.
+        kept_for: its effect on tasks that are no `VisibilityTask`, which need it, as a sentence.
     """
 
     name: str
@@ -34,6 +35,7 @@ class SettingRule(NamedTuple):
     harms: bool
     follows: str
     remedy: str
+    kept_for: str = ""
 
 
 def _set(_value: Any) -> bool:
@@ -65,6 +67,8 @@ def _quorum(value: Any) -> bool:
 
 
 _REMOVE: Final = "remove it"
+
+KEEP: Final = "leave it until all tasks are VisibilityTasks and no stock worker is left"
 
 SETTING_RULES: Final = (
     SettingRule(
@@ -104,6 +108,7 @@ SETTING_RULES: Final = (
         False,
         "It does nothing on a VisibilityTask, whose failed message comes back in any case.",
         _REMOVE,
+        "By it the failed message of such a task comes back; without it the message is deleted.",
     ),
     SettingRule(
         "task_reject_on_worker_lost",
@@ -111,6 +116,7 @@ SETTING_RULES: Final = (
         False,
         "It does nothing on a VisibilityTask: a lost process is a failure, and counts as an attempt.",
         _REMOVE,
+        "By it the message of such a task comes back when its process is killed; without it it is deleted.",
     ),
     SettingRule(
         "task_default_queue_type", _quorum, False, "SQS has no quorum queues, so it does nothing.", _REMOVE
@@ -291,15 +297,17 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
 
 
 def check_settings(facts: Facts) -> Iterator[Finding]:
-    """Settings of Celery's that do nothing here, or harm."""
+    """Settings of Celery's that do nothing here, or harm; and those that some tasks need."""
+    stock = [task.name for task in facts.tasks if not task.comes_back]
     for rule in rules_that_apply(facts.settings):
-        yield Finding(
-            Severity.WARNING if rule.harms else Severity.NOTE,
-            f"setting {rule.name}",
-            f"it is {_shown(rule.name, facts)}",
-            rule.follows,
-            rule.remedy,
-        )
+        if rule.kept_for and not facts.tasks:
+            continue  # nobody knows what tasks there will be
+        problem, follows, remedy = f"it is {_shown(rule.name, facts)}", rule.follows, rule.remedy
+        if rule.kept_for and stock:
+            problem += f", and no VisibilityTask is {and_more(stock, 'task')}"
+            follows, remedy = rule.kept_for, KEEP
+        severity = Severity.WARNING if rule.harms else Severity.NOTE
+        yield Finding(severity, f"setting {rule.name}", problem, follows, remedy)
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
@@ -338,6 +346,11 @@ def _shown(name: str, facts: Facts) -> str:
     return (
         repr(value.partition("://")[0] + "://") if isinstance(value, str) and "://" in value else repr(value)
     )
+
+
+def is_needed_by_stock_tasks(thing: str) -> bool:
+    """Whether a finding is about a setting that has an effect on other tasks than a `VisibilityTask`."""
+    return any(thing == f"setting {rule.name}" for rule in SETTING_RULES if rule.kept_for)
 
 
 def rules_that_apply(settings: Mapping[str, Any]) -> list[SettingRule]:
