@@ -16,7 +16,13 @@ class SQSVisibilityError(Exception):
 
 
 class OptionError(SQSVisibilityError, ValueError):
-    """A transport option is misspelt, out of bounds or contradicts another; the message says which."""
+    """A transport option is misspelt, out of bounds or contradicts another; the message says which.
+
+    Attributes:
+        sentences: one for each wrong option, where there are several; the message has all.
+    """
+
+    sentences: tuple[str, ...] = ()
 
 
 class PublishFailure(NamedTuple):

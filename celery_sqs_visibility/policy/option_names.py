@@ -6,11 +6,13 @@ A wrong name, or a wrong key of an option that is a mapping, is refused with the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from celery_sqs_visibility.errors import OptionError
+
+T = TypeVar("T")
 
 
 def _unchanged(value: Any) -> Any:
@@ -227,6 +229,31 @@ def renamed(noun: str, former: str) -> str:
     )
 
 
+def together(errors: Sequence[OptionError]) -> OptionError:
+    """One error that says all of these, each once."""
+    said = [sentence for error in errors for sentence in error.sentences or (str(error),)]
+    sentences = tuple(dict.fromkeys(said))
+    if len(sentences) == 1:
+        return errors[0]
+    listed = "; ".join(f"({number}) {sentence}" for number, sentence in enumerate(sentences, 1))
+    error = OptionError(f"{len(sentences)} options are wrong: {listed}")
+    error.sentences = sentences
+    return error
+
+
+def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
+    """What the steps return. Raises one `OptionError` with the sentences of all that fail so."""
+    done, errors = [], []
+    for step in steps:
+        try:
+            done.append(step())
+        except OptionError as error:
+            errors.append(error)
+    if errors:
+        raise together(errors) from None
+    return done
+
+
 def unknown(noun: str, name: object, valid: Collection[str]) -> OptionError:
     """The error about a name that is none of the valid ones."""
     near = difflib.get_close_matches(str(name), valid, n=1)
@@ -235,10 +262,9 @@ def unknown(noun: str, name: object, valid: Collection[str]) -> OptionError:
 
 
 def check_keys(where: str, given: Iterable[Any], valid: Collection[str], noun: str = "key") -> None:
-    """Refuse the first key that is none of the valid ones. No value is shown: it may be a secret."""
-    for key in given:
-        if key not in valid:
-            raise unknown(f"{noun} {key!r} in {where}", key, valid)
+    """Refuse the keys that are none of the valid ones. No value is shown: it may be a secret."""
+    if wrong := [unknown(f"{noun} {key!r} in {where}", key, valid) for key in given if key not in valid]:
+        raise together(wrong)
 
 
 def check_spelling(where: str, given: Iterable[Any], known: Collection[str], noun: str) -> None:

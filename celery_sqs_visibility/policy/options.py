@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final, Literal
 
 from celery_sqs_visibility.errors import OptionError
@@ -24,10 +24,12 @@ from celery_sqs_visibility.policy.option_names import (
     OTHER_TRANSPORTS,
     PRESENT_NAMES,
     REMEDIES,
+    all_of,
     carried_over,
     check_keys,
     option_name,
     set_keys,
+    together,
     unknown,
 )
 from celery_sqs_visibility.policy.option_parsers import (
@@ -172,12 +174,17 @@ class SharedOptions:
     )
 
     def __post_init__(self) -> None:
+        all_of((self._check_heartbeat, self._check_polling))
+
+    def _check_heartbeat(self) -> None:
         if self.heartbeat_interval >= self.visibility_timeout:
             raise OptionError(
                 "expected heartbeat_interval to be less than visibility_timeout "
                 f"({self.visibility_timeout}), got {self.heartbeat_interval:g}: a message has to be extended "
                 "before it comes back"
             )
+
+    def _check_polling(self) -> None:
         if self.polling_interval_max < self.polling_interval:
             raise OptionError(
                 f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
@@ -210,7 +217,11 @@ Entries = Mapping[str, Mapping[str, Any]]
 def queue_entries(name: str, value: Any) -> Entries:
     """The option `queues`: a mapping of names or globs to mappings of options."""
     given = instance_of(Mapping, "a mapping of queues to their options")(name, value)
-    return {_glob(name, glob): _entry(f"{name}[{glob!r}]", options) for glob, options in given.items()}
+    entries = all_of(
+        partial(lambda glob, own: (_glob(name, glob), _entry(f"{name}[{glob!r}]", own)), glob, own)
+        for glob, own in given.items()
+    )
+    return dict(entries)
 
 
 def _glob(name: str, glob: Any) -> str:
@@ -230,9 +241,13 @@ def _parsed(
 ) -> dict[str, Any]:
     """The values of the options that are set, by their present names; an error calls an option as `shown`."""
     given = set_keys(given)
-    values = {name: parsers[name](shown(name), value) for name, value in given.items() if name in parsers}
-    for name, former, value in carried_over(given):
-        parsed = parsers[name](f"{shown(name)} (given as {former})", value)
+    carried = list(carried_over(given))
+    named = [(name, shown(name), value) for name, value in given.items() if name in parsers]
+    named += [(name, f"{shown(name)} (given as {former})", value) for name, former, value in carried]
+    done = all_of(partial(parsers[name], as_shown, value) for name, as_shown, value in named)
+    own = len(named) - len(carried)
+    values = {name: parsed for (name, *_), parsed in zip(named[:own], done[:own], strict=True)}
+    for (name, former, _), parsed in zip(carried, done[own:], strict=True):
         if values.setdefault(name, parsed) != parsed:
             raise OptionError(
                 f"expected {shown(name)} alone, got its former name {former} beside it, with another value"
@@ -545,38 +560,56 @@ class Options(ContentOptions, SharedOptions):
         """
         declared = {option_name(f.name): f for f in fields(cls)}
         known = cls.known_names()
-        for name, value in given.items():
-            if name not in known and (value or name not in REMEDIES):
-                raise _unknown(name, declared)
-        parsed = _parsed({name: f.metadata["parse"] for name, f in declared.items()}, given)
+        wrong = [n for n, value in given.items() if n not in known and (value or n not in REMEDIES)]
+        errors = [_unknown(name, declared) for name in wrong]
+        parsed: dict[str, Any] = {}
+        try:
+            parsed = _parsed({name: f.metadata["parse"] for name, f in declared.items()}, given)
+        except OptionError as error:
+            errors.append(error)
+        if errors:
+            raise together(errors) from None
         values = {declared[name].name: value for name, value in parsed.items()}
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
-        self._check_access()
-        super().__post_init__()
-        self._check_payloads()
-        self._check_control()
-        self._check_http()
+        all_of(
+            (
+                self._check_exchanges,
+                self._check_tokens,
+                self._check_role,
+                super().__post_init__,
+                self._check_payloads,
+                self._check_control,
+                self._check_http,
+                self._check_order,
+            )
+        )
         _ = self._of_entries  # raises where they contradict each other
+
+    def _check_order(self) -> None:
         if self.queue_order == "strict" and not self.queues:
             raise OptionError(
                 "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
                 "got none"
             )
 
-    def _check_access(self) -> None:
+    def _check_exchanges(self) -> None:
         if self.predefined_exchanges and not self.supports_fanout:
             raise OptionError(
                 "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
                 "it to True, or remove predefined_exchanges"
             )
+
+    def _check_tokens(self) -> None:
         if self.sts_token_buffer_time >= self.sts_token_timeout:
             raise OptionError(
                 "expected sts_token_buffer_time to be less than sts_token_timeout "
                 f"({self.sts_token_timeout}), got {self.sts_token_buffer_time}: the credentials would be "
                 "renewed without end"
             )
+
+    def _check_role(self) -> None:
         if self.external_id and not self.sts_role_arn:
             raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
 
@@ -607,7 +640,10 @@ class Options(ContentOptions, SharedOptions):
 
     @cached_property
     def _of_entries(self) -> dict[str | None, QueueOptions]:
-        return {glob: options_of_entry(self.queues, glob, self) for glob in (*self.queues, None)}
+        globs = (*self.queues, None)
+        return dict(
+            zip(globs, all_of(partial(options_of_entry, self.queues, g, self) for g in globs), strict=True)
+        )
 
     @property
     def has_turns(self) -> bool:
@@ -695,9 +731,9 @@ REFERENCE = """\
 
 `broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option
 (or key of one that is a mapping), a value out of bounds or a contradiction is refused when the first
-connection is made, with a sentence that names the option, the value, the bound and the nearest valid name.
-`celery worker` and `celery beat` end with that sentence and exit status 1. `None` and empty text mean the
-default.
+connection is made, with a sentence that names the option, the value, the bound and the nearest valid name;
+several are told at once. `celery worker` and `celery beat` end with that sentence and exit status 1. `None`
+and empty text mean the default.
 
 {table}
 ## Former names

@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_names import ACCESS_KEY_PAIRS, check_keys, check_pairs, set_keys
+from celery_sqs_visibility.policy.option_names import (
+    ACCESS_KEY_PAIRS,
+    all_of,
+    check_keys,
+    check_pairs,
+    set_keys,
+)
 from celery_sqs_visibility.policy.option_parsers import Seconds, account, mapping
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -104,7 +111,9 @@ def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]
     Raises:
         OptionError: naming the queue and the key, without a value that may be secret.
     """
-    return {str(queue): _parse(f"{name}[{queue!r}]", queue, v) for queue, v in mapping(name, value).items()}
+    given = mapping(name, value)
+    parsed = all_of(partial(_parse, f"{name}[{queue!r}]", queue, own) for queue, own in given.items())
+    return dict(zip(map(str, given), parsed, strict=True))
 
 
 def _parse(where: str, queue: str, value: Any) -> PredefinedQueue:
@@ -129,7 +138,9 @@ def _given(where: str, value: Any) -> dict[str, Any]:
     given = set_keys(value) if is_mapping else {}
     check_keys(where, given, (*TEXTS, *BACKOFF))
     if not given.keys() & {"url", OWNER}:
+        empty = [f", of which {key!r} is empty" for key in value if key not in given] if is_mapping else []
         got = f"the keys {sorted(map(str, value))}" if is_mapping else f"a {type(value).__name__}"
+        got += "".join(empty)
         raise OptionError(f"expected {where} to be a mapping with a 'url' or a {OWNER!r}, got {got}")
     return given
 

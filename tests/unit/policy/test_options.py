@@ -315,3 +315,32 @@ def test_a_visibility_timeout_beyond_sqs_12_hours_counts_as_12_hours_and_is_know
         "queues['q']['visibility_timeout']": 43201,
     }
     assert beyond_horizon({"visibility_timeout": 43200}) == beyond_horizon({}) == {}
+
+
+def test_all_wrong_options_are_told_at_once():
+    given = {
+        "queue_order_strategy": "sorted",
+        "wait_times": 3,
+        "visibility_timeout": "long",
+        "queues": {"a": {"weihgt": 1, "max_runing": 2}, "b": {"weight": 0}},
+        "predefined_queues": {"q": {"url": ""}, "r": {"ulr": "x"}},
+    }
+    with pytest.raises(OptionError, match=r"^8 options are wrong: \(1\) ") as caught:
+        Options.parse(given)
+    for words in (
+        "queue_order_strategy",
+        "did you mean 'wait_time_seconds'?",
+        "visibility_timeout to be a number of seconds, got 'long'",
+        "option 'weihgt' in queues['a']: did you mean 'weight'?",
+        "option 'max_runing' in queues['a']: did you mean 'max_running'?",
+        "queues['b']['weight'] to be a whole number between 1 and 1000, got 0",
+        "got the keys ['url'], of which 'url' is empty",
+        "unknown key 'ulr' in predefined_queues['r']: did you mean 'url'?",
+    ):
+        assert words in str(caught.value)
+
+
+def test_all_contradictions_are_told_at_once():
+    given = {"heartbeat_interval": 500, "polling_interval": 5, "polling_interval_max": 1, "external_id": "x"}
+    with pytest.raises(OptionError, match=r"^3 options are wrong: "):
+        Options.parse(given)
