@@ -20,6 +20,12 @@ SCHEME_END: Final = "://"
 #: The first and the last need `broker_transport`: kombu has its own "sqs", and reads no scheme with "_".
 SCHEMES: Final = frozenset({"sqs", "celery-sqs-visibility", "celery_sqs_visibility"})
 
+#: An endpoint as Amazon and boto3 write it. The option that says the same as the scheme.
+ENDPOINT_SCHEMES: Final = {"https": (("is_secure", "true"),), "http": (("is_secure", "false"),)}
+
+#: Amazon's own endpoint of a region.
+AMAZONS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)")
+
 #: What kombu fills in where the URL names no host.
 NO_HOST: Final = "localhost"
 
@@ -68,14 +74,20 @@ class BrokerURL:
 
     @classmethod
     def parse(cls, url: str) -> BrokerURL:
-        """Read a URL. Credentials end at the last "@", so that secrets need no quotes."""
+        """Read a URL. Credentials end at the last "@", so that secrets need no quotes.
+
+        `https://sqs.REGION.amazonaws.com` means that region, any other https:// or http:// URL an endpoint.
+        """
         scheme, _, rest = url.partition(SCHEME_END)
         _check_scheme(scheme)
         credentials, _, location = rest.rpartition("@")
         userid, _, password = map(unquote, credentials.partition(":"))
         location, _, query = location.partition("?")
         host, port = _host_and_port(location.partition("/")[0])
-        return cls(host or None, port, userid or None, password or None, _options(query))
+        options = ENDPOINT_SCHEMES.get(scheme.lower(), ())
+        if options and (amazons := AMAZONS_HOST.fullmatch(host)):
+            host, port, options = "", None, (("region", amazons[1]),)
+        return cls(host or None, port, userid or None, password or None, (*options, *_options(query)))
 
     def with_secret(self) -> str:
         """A URL to connect by, without another setting."""
@@ -87,7 +99,7 @@ class BrokerURL:
 
 
 def _check_scheme(scheme: str) -> None:
-    if scheme.lower() not in SCHEMES:
+    if scheme.lower() not in {*SCHEMES, *ENDPOINT_SCHEMES}:
         shown = repr(scheme + SCHEME_END) if SCHEME.fullmatch(scheme) else "no scheme"
         raise OptionError(
             f"broker_url begins with {shown} and not with sqs://: with broker_transport = "

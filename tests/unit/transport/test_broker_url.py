@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from celery import Celery
 from kombu import Connection
 
 from celery_sqs_visibility.errors import OptionError
@@ -35,11 +36,34 @@ def broker(url=None, **settings):
         (f"sqs://AKIA:{QUOTED}@", KEYS),
         ("sqs://AKIA:ab/c+d#e?f@g:h%25@", KEYS),
         (f"sqs://AKIA:{QUOTED}@SQS.example:99//", {**KEYS, "host": "sqs.example", "port": 99}),
+        ("https://sqs.eu-west-1.amazonaws.com", {"options": (("region", "eu-west-1"),)}),
+        (
+            f"https://AKIA:{QUOTED}@sqs.cn-north-1.amazonaws.com.cn/",
+            {**KEYS, "options": (("region", "cn-north-1"),)},
+        ),
+        ("https://sqs.test:99", {"host": "sqs.test", "port": 99, "options": (("is_secure", "true"),)}),
+        ("http://localhost:4566", {"host": "localhost", "port": 4566, "options": (("is_secure", "false"),)}),
         ("sqs://?region=eu-west-1&wait_time_seconds=5", {"options": (("region", "eu-west-1"), WAIT)}),
     ],
 )
 def test_the_parts_of_a_url(url, parts):
     assert broker(url) == BrokerURL(**parts)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://sqs.eu-west-1.amazonaws.com", "sqs://eu-west-1"),
+        ("https://sqs.test:99", "sqs://sqs.test:99"),
+    ],
+)
+def test_an_app_may_have_an_endpoint_as_broker_url(url, place):
+    with Celery("w", broker=url, set_as_current=False) as app:
+        app.conf.broker_transport = "celery_sqs_visibility"
+        with app.connection_for_write() as connection:
+            (location,) = connection.transport.context.queues.locations()
+            assert location.endpoint.startswith("https://sqs.")
+            assert connection.as_uri().rstrip("/") == place
 
 
 @pytest.mark.parametrize("url", [None, "sqs://", "sqs://localhost", "sqs://AKIA@"])
