@@ -16,6 +16,7 @@ from celery_sqs_visibility.policy.message_attributes import (
     legal,
     message_bytes,
     size,
+    too_large,
 )
 
 # As API_SendMessage lists them.
@@ -87,3 +88,9 @@ def test_a_message_is_as_large_as_its_bytes_and_those_of_its_attributes(text):
     parts = ("näme", "String.custom", text, "blob", "Binary")
     assert message_bytes(text, attributes) == len(text.encode()) + sum(len(p.encode()) for p in parts) + 5
     assert message_bytes(text, {}) == len(text.encode())
+
+
+def test_a_message_that_sqs_counts_as_larger_is_not_said_to_exceed_a_limit_that_it_does_not():
+    told = str(too_large("q", 1_048_422))
+    assert "has 1,048,422 bytes with its attributes, and SQS counts more, and takes 1,048,576" in told
+    assert "counts more" not in str(too_large("q", 1_048_577))
