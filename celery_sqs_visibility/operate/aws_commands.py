@@ -21,7 +21,8 @@ def aws_command(service: str, action: str, location: Location | None, **argument
     if location is not None and not location.is_amazons:
         place["endpoint_url"] = location.endpoint
     given = [(name.replace("_", "-"), value) for name, value in (place | arguments).items()]
-    words = [f"--{name} {shlex.quote(value)}" for name, value in given]
+    # With "=" a value that begins with a hyphen is no option.
+    words = [f"--{n}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}" for n, value in given]
     return " ".join(["aws", service, action, *words])
 
 

@@ -105,8 +105,9 @@ def broker_of(app: Celery) -> Iterator[BrokerContext]:
     with errors_as_sentences(), app.connection_for_read() as connection:
         transport = connection.transport
         if not isinstance(transport, Transport):
+            whose = f"app {app.main!r}" if app.main else "the app"  # which may have no name
             raise CommandError(
-                f"the broker of app {app.main!r} is {connection.as_uri()}, and these commands are for "
+                f"the broker of {whose} is {connection.as_uri()}, and these commands are for "
                 f"celery_sqs_visibility: {_how_to_switch(connection.transport_cls)}"
             )
         yield transport.context

@@ -320,8 +320,13 @@ def create_queues(
         for finding in findings:
             say(_line(finding))
     if any(finding.state == "different" for finding in findings):
-        command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *names])
+        command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *_operands(names)])
         raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
+
+
+def _operands(names: Sequence[str]) -> list[str]:
+    """The names as operands of a command, though one may begin with a hyphen."""
+    return ["--", *names] if any(name.startswith("-") for name in names) else [*names]
 
 
 def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool) -> list[Finding]:

@@ -13,6 +13,7 @@ CHECKS = (
     setting_checks.check_schedule,
     queue_checks.check_dead_letters,
     queue_checks.check_receives,
+    queue_checks.check_short_retention,
     queue_checks.check_retention,
     queue_checks.check_dead_letter_queues,
     queue_checks.check_endless_retries,

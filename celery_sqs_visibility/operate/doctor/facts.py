@@ -34,12 +34,14 @@ class TaskFacts:
         comes_back: it is a `VisibilityTask`, whose failed message comes back.
         acks_late: its message is deleted after its run.
         delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
+        chooses: its author says after which exceptions it runs again (`autoretry_for`).
         repeats_by_default: it runs again after every exception, by the app's `task_cls` alone.
     """
 
     name: str
     queue: str
     comes_back: bool = True
+    chooses: bool = False
     repeats_by_default: bool = False
     acks_late: bool = True
     max_retries: int | None = 3

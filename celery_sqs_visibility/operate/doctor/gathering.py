@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import islice, takewhile
 from typing import Any, Final
 
-from celery import Celery
+from celery import Celery, Task
 from celery.exceptions import QueueNotFound
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
@@ -181,6 +181,7 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
         name=task.name,
         queue=queue,
         comes_back=comes_back,
+        chooses="autoretry_for" in _choices(task),
         repeats_by_default=comes_back and bool(limit) and _repeats_by_default(app, task),
         acks_late=bool(task.acks_late),
         max_retries=limit,
@@ -193,9 +194,13 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
 
 def _repeats_by_default(app: Celery, task: Any) -> bool:
     """Whether it runs again after each exception by the app's `task_cls`, without a word of its author."""
-    own = takewhile(lambda each: each is not VisibilityTask, type(task).__mro__)
-    said = any(not OWN_CHOICE.isdisjoint(vars(each)) for each in own)
-    return issubclass(app.Task, VisibilityTask) and not said
+    return issubclass(app.Task, VisibilityTask) and not _choices(task)
+
+
+def _choices(task: Any) -> set[str]:
+    """The settings by which a task's author says when it runs again, or how often."""
+    own = takewhile(lambda each: each not in (VisibilityTask, Task), type(task).__mro__)
+    return {name for each in own for name in OWN_CHOICE & vars(each).keys()}
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, TaskFacts, and_more
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, TaskFacts, listed
 from celery_sqs_visibility.operate.doctor.setting_checks import KEEP, is_needed_by_stock_tasks
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import CommandError, errors_as_sentences
@@ -91,7 +91,7 @@ def _early_acks(facts: Facts) -> Iterator[Finding]:
     if early:
         yield Finding(
             Severity.WARNING,
-            and_more(early, "task"),
+            listed(early, "task"),
             "acks_late is False: its message is deleted before it runs, and with VisibilityTask after that",
             "A task whose worker dies runs again, where it was lost: it has to be idempotent. A task "
             "whose decorator says acks_late=False is refused.",
@@ -100,11 +100,11 @@ def _early_acks(facts: Facts) -> Iterator[Finding]:
 
 
 def _new_retries(facts: Facts) -> Iterator[Finding]:
-    several = [task.name for task in facts.tasks if task.max_retries != 0]
+    several = [task.name for task in facts.tasks if task.max_retries != 0 and not task.chooses]
     if several:
         yield Finding(
             Severity.WARNING,
-            and_more(several, "task"),
+            listed(several, "task"),
             "after every exception the message of a VisibilityTask comes back, max_retries (3) times",
             "A task that fails is FAILURE at once now, and then after its last attempt; until that, RETRY.",
             "max_retries=0 on tasks that are to run once, autoretry_for=(...) to choose exceptions, and "

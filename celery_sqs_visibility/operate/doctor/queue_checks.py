@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -27,6 +28,9 @@ from celery_sqs_visibility.policy.provisioning import (
 from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
 from celery_sqs_visibility.policy.queue_names import beside
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, DELAY_SECONDS, RETENTION_SECONDS
+
+#: With less a night without workers loses tasks.
+SHORT_RETENTION_SECONDS: Final = 86_400
 
 #: With fewer receives one or two deploys move a message that has not failed.
 FEWEST_RECEIVES: Final = 3
@@ -71,7 +75,7 @@ def _missing(queue: QueueFacts, command: str) -> Finding:
         "The first worker or producer creates it with its dead-letter queue, if it may."
         if created
         else "Workers do not start, and publishing fails.",
-        f"{command} queues create {queue.name}"
+        f"{command} queues create {'-- ' if queue.name.startswith('-') else ''}{shlex.quote(queue.name)}"
         if created
         else "create the queue in its account, or correct its name or URL",
     )
@@ -181,6 +185,20 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
                 "A task that always fails runs until the message's retention ends "
                 f"({duration_text(queue.retention)}), and then the message is deleted.",
                 "set max_retries on the task, or give the queue a redrive policy",
+            )
+
+
+def check_short_retention(facts: Facts) -> Iterator[Finding]:
+    """Queues that forget messages sooner than their workers may come back."""
+    for queue in facts.queues:
+        if queue.attributes is not None and queue.retention < SHORT_RETENTION_SECONDS:
+            yield Finding(
+                Severity.WARNING,
+                f"queue {queue.name!r}",
+                f"it keeps a message for {duration_text(queue.retention)}",
+                "After a backlog or a failure of the workers that lasts longer, SQS deletes tasks that have "
+                "not run, without a dead letter.",
+                set_attributes(queue.url, queue.location, MessageRetentionPeriod=DEFAULT_RETENTION_SECONDS),
             )
 
 

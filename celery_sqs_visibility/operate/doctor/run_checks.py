@@ -33,7 +33,7 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
     if early:
         yield Finding(
             Severity.WARNING,
-            and_more(early, "task"),
+            listed(early, "task"),
             "its message is deleted before it runs (acks_late=False)",
             "A worker that is killed, or ends with its grace period, takes the task with it.",
             "base=VisibilityTask, or acks_late=True and an idempotent task",

@@ -67,3 +67,12 @@ def test_an_app_on_another_broker_is_told_which_transport_to_set():
     ):
         pass
     app.close()
+
+
+def test_an_app_without_a_name_is_not_called_none():
+    with (
+        Celery(broker="memory://", set_as_current=False) as app,
+        pytest.raises(CommandError, match="the broker of the app is memory://"),
+        broker_of(app),
+    ):
+        pass

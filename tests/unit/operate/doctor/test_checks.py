@@ -68,6 +68,24 @@ def with_delay_seconds(seconds):
 
 FOUND = [
     # queues
+    (
+        queue_checks.check_existence,
+        WARNING,
+        facts(queue(name="-q", attributes=None, exists=False)),
+        "sqs queues create -- -q",
+    ),
+    (
+        queue_checks.check_dead_letters,
+        ERROR,
+        facts(queue(0, name="-q")),
+        "aws sqs create-queue --region eu-west-1 --queue-name=-q-dead",
+    ),
+    (
+        queue_checks.check_short_retention,
+        WARNING,
+        facts(queue(days=300 / DAY)),
+        "it keeps a message for 5m",
+    ),
     (queue_checks.check_existence, WARNING, facts(queue(attributes=None, exists=False)), "sqs queues create"),
     (
         queue_checks.check_existence,

@@ -95,6 +95,7 @@ def test_tasks_that_only_the_apps_task_class_repeats_are_told_apart(app, sqs):
     app.task(name="t.annotated")(nothing)
     repeating = {each.name for each in facts_of(app, sqs).tasks if each.repeats_by_default}
     assert {name for name in repeating if name.startswith("t.")} == {"t.default", "t.slow"}
+    assert {each.name for each in facts_of(app, sqs).tasks if each.chooses} == {"t.some"}
 
 
 def test_a_task_whose_own_base_is_ours_is_repeated_on_purpose(sqs):

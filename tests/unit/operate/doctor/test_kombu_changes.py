@@ -69,6 +69,14 @@ def test_tasks_are_looked_at_as_they_will_be():
     assert all(task.comes_back for task in facts_of_switch(Facts(tasks=(early, once))).tasks)
 
 
+def test_tasks_that_choose_their_errors_are_not_warned_of_and_the_others_are_all_named():
+    choosing = TaskFacts(name="chooses", queue="q", chooses=True)
+    others = [TaskFacts(name=f"t{number}", queue="q", acks_late=False) for number in range(5)]
+    found = findings_of_switch(facts_of_switch(Facts(tasks=(choosing, *others))), {}, {})
+    things = [f.thing for f in found if "exception" in f.problem or "acks_late is False" in f.problem]
+    assert things == ["tasks 't0', 't1', 't2', 't3', 't4'"] * 2
+
+
 def test_the_lines_to_paste_are_python_and_show_no_secret():
     _, refused = taken_options(SECRET)
     lines = settings_to_paste({**SECRET, "visibility_timeout": 14_400}, refused)

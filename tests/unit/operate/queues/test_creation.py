@@ -107,3 +107,9 @@ def test_what_sqs_cannot_have_is_told_before_anything_is_created(run_on, sqs):
     assert done.exit_code == 1
     assert "SQS can have no queue" in done.stderr
     assert "CreateQueue" not in {action for action, _ in sqs.calls}
+
+
+def test_the_command_for_a_queue_whose_name_begins_with_a_hyphen_takes_it_as_a_name(run_on, sqs):
+    sqs.create_queue("-orders", {}, {})
+    told = run_on(sqs, create_queues, "--", "-orders")
+    assert told.stderr.rstrip().endswith("queues create --update -- -orders")
