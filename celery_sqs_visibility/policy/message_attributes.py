@@ -108,7 +108,7 @@ def too_large(
         else "put the data into S3 and send its key, or set the option payload_store, which does that"
     )
     taker = "SQS" if limit == MESSAGE_BYTES else "the queue"
-    counted = "" if size > limit else "counts more, and "
+    counted = "counts more, and " if size < limit else ""
     sentence = (
         f"the message for queue {queue!r} has {size:,} bytes with its attributes, and {taker} {counted}takes "
         f"{limit:,}: {remedy}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -94,8 +95,10 @@ def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> Clie
 
 def _plans(options: Options, queue: str) -> list[QueuePlan]:
     """As `celery sqs queues create` plans the queue, by the tasks that this process knows."""
-    apps = [app for app in configured_apps() if app.finalized or app.autofinalize]
-    limits = [limit for app in apps for limit in max_retries_by_queue(app).get(queue, ())]
+    limits: list[int | None] = []
+    for app in configured_apps():
+        with suppress(Exception):  # a task that cannot be made: Celery raises it where the app is used
+            limits += max_retries_by_queue(app).get(queue, ())
     return plan_queues([queue], options, {queue: limits})
 
 

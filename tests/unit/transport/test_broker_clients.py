@@ -20,15 +20,27 @@ def test_equal_settings_share_their_access():
     assert shared_sqs(ClientSettings("eu-west-2")) is not one
 
 
+def nothing(): ...
+
+
 def test_a_queue_is_planned_by_the_tasks_that_the_process_knows():
     with Celery("w", set_as_current=False) as app:
         app.conf.task_default_queue = "planned"
-        app.task(name="often", base=VisibilityTask, max_retries=20)(lambda: None)
+        app.task(name="often", base=VisibilityTask, max_retries=20, shared=False)(nothing)
         assert list(app.amqp.queues) == ["planned"]  # its settings have been read, as those of who publishes
         *_, plan = _plans(Options.parse({}), "planned")
         assert (plan.dead_letters, plan.max_receive_count) == ("planned-dead", 24)
         *_, plan = _plans(Options.parse({}), "other")
         assert plan.max_receive_count == 7
+
+
+def test_a_queue_is_planned_though_the_tasks_of_an_app_cannot_be_made():
+    with Celery("w", set_as_current=False) as app:
+        app.task(name="broken", shared=False)(print)
+        assert app.amqp.queues
+        *_, plan = _plans(Options.parse({}), "planned")
+        assert plan.max_receive_count == 7
+        app._pending.clear()
 
 
 FORK = """
