@@ -88,6 +88,7 @@ def test_tasks_of_one_worker_share_the_requests_that_extend_them(make_site):
 def test_an_idle_worker_polls_as_often_as_its_polls_are_long(make_site):
     """At the defaults, of 20 seconds, that is three a minute; here twenty times as fast."""
     site = make_site(wait_time_seconds=1)
+    site.create_queue()
     site.start()
     site.proxy.wait_for_calls("ReceiveMessage", 1)
     polls, began = site.proxy.count("ReceiveMessage"), time.monotonic()
