@@ -14,6 +14,7 @@ autoretry: afterwards for decorated functions, before that for registered classe
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -25,12 +26,19 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NoReturn
 
 from celery import Task
-from celery.exceptions import ImproperlyConfigured, MaxRetriesExceededError, QueueNotFound, Reject, Retry
+from celery.exceptions import (
+    Ignore,
+    ImproperlyConfigured,
+    MaxRetriesExceededError,
+    QueueNotFound,
+    Reject,
+    Retry,
+)
 from celery.utils.time import maybe_make_aware
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.contacts.app import forget_given_limit, set_within_autoretry
-from celery_sqs_visibility.errors import QueueDoesNotExistError, UnroutableError
+from celery_sqs_visibility.errors import PublishError, QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
 from celery_sqs_visibility.task.context import (
@@ -51,6 +59,7 @@ from celery_sqs_visibility.task.retries import (
     keep_celerys_own,
 )
 from celery_sqs_visibility.task.settings import check_settings
+from celery_sqs_visibility.task.successors import await_successor
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     VisibilityRetry,
@@ -72,6 +81,17 @@ CALLERS: Final = "visibility_callers"
 
 #: Where a retry was to go there is no queue: another attempt would not find any, either.
 NOWHERE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
+
+NOT_SENT: Final = "apply_async returned without having published it"
+
+UNPUBLISHED: Final = (
+    "apply_async of task %s returned without having published what self.retry(), replace() or "
+    "continue_later() sends in place of the message of the run, so that message comes back instead, with its "
+    "old arguments. Let apply_async publish at once where its task_id is self.request.id. This is said once "
+    "for each task"
+)
+
+logger = logging.getLogger(__name__)
 
 mask_settings()
 
@@ -113,6 +133,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     exclusive: ClassVar[bool | Callable[[Any, Any], str | int]] = False
     exclusive_ttl: ClassVar[float | None] = None
     _instance: ClassVar[Any] = None
+    _may_say_unpublished = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
         """Keep the instance, which a `run` without `self` does not get."""
@@ -210,9 +231,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             return super().retry(args, kwargs, exc, throw, eta, countdown, max_retries, **options)
         exc = instance_of(exc)
         self.request.visibility_given_limit = max_retries
-        if eta is not None and countdown is None:
-            aware = maybe_make_aware(eta, self.app.timezone)
-            countdown = (aware - datetime.now(timezone.utc)).total_seconds()
+        countdown = self._seconds_until(eta) if countdown is None else countdown
         if args is not None or kwargs is not None or not throw or self._needs_a_message(countdown, options):
             changes = {"args": args, "kwargs": kwargs, "throw": throw, "max_retries": max_retries, **options}
             return self._retry_by_publishing(exc, countdown, eta, changes)
@@ -221,7 +240,12 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     def replace(self, sig: Any) -> Any:
         """As Celery's, with the key of an exclusive task free for the task in its place."""
         free_key(self.request)
-        return super().replace(sig)
+        self.await_successor(by_root=True)
+        try:
+            return super().replace(sig)
+        except Ignore as replaced:
+            self.require_successor(replaced)
+            raise
 
     def on_run_failed(self, exc: Exception) -> NoReturn:
         """A run raised `exc`: raise what Celery is to see, a `VisibilityRetry` if the message comes back."""
@@ -247,7 +271,31 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     def publish_continuation(self, changes: dict[str, Any]) -> Retry:
         """See `Visibility.continue_later`, which raises what this returns."""
+        self.await_successor()
         return publish_continuation(self, changes)
+
+    def await_successor(self, *, by_root: bool = False) -> None:
+        """Note from now on whether a successor of the run leaves this process: see `task.successors`."""
+        if is_delivery(self) and not self.app.conf.task_always_eager:
+            await_successor(self.request, by_root=by_root)
+
+    def require_successor(self, ended: Any) -> None:
+        """Raise if the run ends by `ended`, but its awaited successor has not left this process.
+
+        Raises:
+            VisibilityRetry: by which the message comes back.
+            Exception: the one of `self.retry()` or a `PublishError`, if this was the last attempt.
+        """
+        request = self.request
+        if request.visibility_successor is not False:
+            return
+        if self._may_say_unpublished:
+            self._may_say_unpublished = False
+            logger.warning(UNPUBLISHED, self.name)
+        given = request.visibility_given_limit
+        exc = getattr(ended, "exc", None) or PublishError([(request.id, RuntimeError(NOT_SENT))], 1)
+        limit = self.limit_of(request) if given is None else given
+        self._end(End.RETRIED, exc, self._seconds_until(getattr(ended, "when", None)), limit)
 
     def _needs_a_message(self, countdown: float | None, options: dict[str, Any]) -> bool:
         """Whether a retry asks for more than to come back, which takes a message of its own."""
@@ -257,6 +305,12 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         if asked.get("queue") == sqs_delivery(self.request)["queue"]:
             del asked["queue"]
         return bool(asked) or (countdown is not None and countdown > horizon_left(self.request))
+
+    def _seconds_until(self, when: Any) -> float | None:
+        """Seconds until an instant; seconds, and `None`, are returned as they are."""
+        if not isinstance(when, datetime):
+            return when  # type: ignore[no-any-return]
+        return (maybe_make_aware(when, self.app.timezone) - datetime.now(timezone.utc)).total_seconds()
 
     def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
         """Retry with the message itself, hidden for the delay.
@@ -307,6 +361,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         limit = self.max_retries if given["max_retries"] is None else given["max_retries"]
         if given.get("throw", True) and (limit is None or request.retries < limit):
             free_key(request)  # else the run goes on, or has failed, and nothing is published
+        self.await_successor()
         try:
             return super().retry(exc=exc, countdown=countdown, eta=eta, **options)
         except Retry:

@@ -53,6 +53,8 @@ class DeliveryContext(Context):
     visibility_given_limit: int | None
     #: The exception with which the task fails for good.
     visibility_final: BaseException | None
+    #: Whether the message that is to follow this one has left this process; `None`: none is awaited.
+    visibility_successor: bool | None
     #: Whether the task's own code runs: a call of `self.run()` within it is part of that.
     visibility_in_run: bool | None
 

@@ -26,7 +26,7 @@ from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
-from celery_sqs_visibility.task import chord_end
+from celery_sqs_visibility.task import chord_end, successors
 from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
@@ -159,13 +159,15 @@ def decide_failures(
     if ends:
         describe_span(request)
     try:
-        result = function(*args, **kwargs)
-    except (Ignore, Reject, Retry):
+        result = _fail_by_decision(task, function, args, kwargs)
+    except VisibilityRetry:
         raise
-    except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
-        return task.on_run_failed(exc)
+    except Retry as retry:
+        task.require_successor(retry)
+        raise
     finally:
         request.visibility_in_run = False
+        successors.end(request)
         if ends and task.inactivity_timeout is not None:
             _end_watch(request.visibility_lease)
     if ends:
@@ -173,6 +175,15 @@ def decide_failures(
         if request.chord:
             chord_end.begin()
     return result
+
+
+def _fail_by_decision(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except (Ignore, Reject, Retry):
+        raise
+    except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
+        return task.on_run_failed(exc)
 
 
 def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -111,6 +111,18 @@ ROWS = (
         F,
     ),
     Row("continuing", "`self.visibility.continue_later(...)`", (Run(End.PUBLISHED),), S, more=1),
+    Row(
+        "retrying_unpublished",
+        "`self.retry(kwargs=...)`, and its `apply_async` returns without having published",
+        TWICE[End.RETRIED],
+        F,
+    ),
+    Row(
+        "continuing_unpublished",
+        "`self.visibility.continue_later(...)`, and its `apply_async` returns without having published",
+        TWICE[End.RETRIED],
+        F,
+    ),
     Row("replacing", "`self.replace()`", (Run(End.PUBLISHED),), S, more=1),
     Row("ignoring", "raises `Ignore`", (Run(End.IGNORED),), "PENDING"),
     Row("rejecting", "raises `Reject(exception, requeue=False)`", (Run(End.REJECTED),), F_SINCE_5_7),

@@ -18,12 +18,12 @@ def app():
 
 @pytest.fixture
 def published(app, monkeypatch):
-    """What `app` has published: (task, options), instead of publishing it."""
-    sent = []
+    """What `app` has published: (task, args, options)."""
+    sent, publish = [], app.send_task
 
     def send_task(name, args=None, kwargs=None, **options):
         sent.append((name, args, options))
-        return app.AsyncResult(options.get("task_id") or "id")
+        return publish(name, args, kwargs, **options)
 
     monkeypatch.setattr(app, "send_task", send_task)
     return sent

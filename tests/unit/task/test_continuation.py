@@ -24,11 +24,11 @@ DOWN = OperationalError("SQS is down")
 @pytest.fixture
 def published(app, monkeypatch):
     """What the app has published: (task, args, kwargs, options)."""
-    sent = []
+    sent, publish = [], app.send_task
 
     def send_task(name, args=None, kwargs=None, **options):
         sent.append((name, args, kwargs, options))
-        return app.AsyncResult("id")
+        return publish(name, args, kwargs, **options)
 
     monkeypatch.setattr(app, "send_task", send_task)
     return sent

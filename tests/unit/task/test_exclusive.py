@@ -170,10 +170,11 @@ def test_a_run_that_goes_on_later_frees_the_key_for_its_continuation_with_the_ch
             self.visibility.checkpoint(7)
             self.visibility.continue_later()
 
-    def send_task(*_args, **options):  # an idle worker has it before the run is over
+    def send_task(*args, **options):  # an idle worker has it before the run is over
         sent.append((options["task_id"], store.acquire(KEY, "continuation", 30)))
+        return publish(*args, **options)
 
-    seen, sent = [], []
+    seen, sent, publish = [], [], app.send_task
     monkeypatch.setattr(app, "send_task", send_task)
     made = make(body)
     assert made.run().info.state == states.RETRY
@@ -193,9 +194,12 @@ def test_a_run_that_goes_on_later_frees_the_key_for_its_continuation_with_the_ch
 def test_a_run_frees_the_key_before_the_message_of_its_successor_is_sent(
     make, app, store, monkeypatch, succeed, state
 ):
-    sent = []
-    acquire = lambda *_, **__: sent.append(store.acquire(KEY, "successor", 30))  # noqa: E731
-    monkeypatch.setattr(app, "send_task", acquire)
+    def send_task(*args, **options):
+        sent.append(store.acquire(KEY, "successor", 30))
+        return publish(*args, **options)
+
+    sent, publish = [], app.send_task
+    monkeypatch.setattr(app, "send_task", send_task)
     assert make(succeed).run().info.state == state
     assert sent == [Acquired()]
 
