@@ -172,7 +172,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         wrap_method(cls, "run", decide_failures)
         wrap_method(cls, "__call__", decide_failures)
         wrap_method(cls, "before_start", partial(decide_failures, ends=False))
-        wrap_method(cls, "on_failure", log_errors)
+        for handler in ("on_failure", "on_retry", "after_return"):
+            wrap_method(cls, handler, partial(log_errors, name=handler))
 
     @classmethod
     def _check_settings(cls) -> None:

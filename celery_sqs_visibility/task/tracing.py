@@ -102,9 +102,9 @@ class DeliveryTrace(TraceInfo):
         einfo = ExceptionInfo((type(retry), retry, sys.exc_info()[2]))
         if store_errors:
             task.backend.mark_as_retry(req.id, retry.exc, einfo.traceback, request=req)
-        task.on_retry(retry.exc, req.id, req.args, req.kwargs, einfo)
-        signals.task_retry.send(sender=task, request=req, reason=retry, einfo=einfo)
         log_failed_attempt(task, req, retry, exc, traceback=traceback_of(exc))
+        signals.task_retry.send(sender=task, request=req, reason=retry, einfo=einfo)
+        task.on_retry(retry.exc, req.id, req.args, req.kwargs, einfo)
         return einfo
 
 
@@ -186,14 +186,14 @@ def _fail_by_decision(task: Any, function: Callable[..., Any], args: Any, kwargs
         return task.on_run_failed(exc)
 
 
-def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *, name: str) -> Any:
     """Call a handler of the user's once the outcome is stored: its error decides nothing."""
     try:
         return handler(*args, **kwargs)
     except Exception:
         if not is_delivery(task):
             raise
-        logger.exception("%s of task %s failed; the outcome stays as stored", handler.__name__, task.name)
+        logger.exception("%s of task %s failed; the outcome stays as stored", name, task.name)
 
 
 def is_raised_in(file: str, traceback: Any) -> bool:

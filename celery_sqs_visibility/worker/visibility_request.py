@@ -180,14 +180,21 @@ class VisibilityRequest(DeliveryRequest):
             task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
         self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(exc_info.traceback))
         reason = VisibilityRetry(None, exc, delay)
-        task.request_stack.push(context)
-        try:
-            task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
-            signals.task_retry.send(task, request=context, reason=reason, einfo=exc_info)
-        finally:
-            task.request_stack.pop()
         log_failed_attempt(task, context, reason, exc)
+        with self._as_in_run():
+            signals.task_retry.send(task, request=context, reason=reason, einfo=exc_info)
+            task.on_retry(exc, self.id, self.args, self.kwargs, exc_info)
         return True
+
+    @contextmanager
+    def _as_in_run(self) -> Iterator[None]:
+        """Give the task's handlers the request as `self.request`, and log their errors, as in the run."""
+        self.context.called_directly = False
+        self.task.request_stack.push(self.context)
+        try:
+            yield
+        finally:
+            self.task.request_stack.pop()
 
     def _fate_of_lost_run(self, exc: BaseException) -> Fate:
         if isinstance(exc, WorkerLostError) and self._has_succeeded:
@@ -235,8 +242,9 @@ class VisibilityRequest(DeliveryRequest):
         if not self.acknowledged:
             self.on_failure(exc_info)
         if self._failed_for_good:  # as Celery 5.7 does in `on_timeout`
-            self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
-            self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
+            with self._as_in_run():
+                self.task.on_failure(exc, self.id, self.args, self.kwargs, exc_info)
+                self.task.after_return(states.FAILURE, exc, self.id, self.args, self.kwargs, exc_info)
         return self._failed_for_good
 
     def _is_settled_unrun(self) -> bool:

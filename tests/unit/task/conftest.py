@@ -10,7 +10,11 @@ from celery_sqs_visibility import VisibilityTask
 def app():
     """An app without SQS, whose published messages `published` counts."""
     app = Celery(
-        "test", task_cls=VisibilityTask, set_as_current=False, broker="memory://", backend="cache+memory://"
+        "test",
+        task_cls=VisibilityTask,
+        set_as_current=False,
+        broker="memory://localhost",
+        backend="cache+memory://",
     )
     yield app
     app.close()

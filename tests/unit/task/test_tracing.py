@@ -159,6 +159,13 @@ def test_a_retry_of_a_task_without_results_is_not_stored_and_its_handler_is_call
     assert (called, stored) == ([ValueError], [])
 
 
+def test_after_return_that_raises_does_not_change_the_outcome(app, stored, caplog):
+    task = app.task(succeed, shared=False, after_return=raising(AttributeError("start")))
+    assert trace(task).info is None
+    assert [state for state, _ in stored] == [states.SUCCESS]
+    assert "after_return of task" in caplog.text
+
+
 def test_an_error_of_a_handler_is_raised_where_no_message_waits_for_an_outcome(app):
     with pytest.raises(ZeroDivisionError):
-        log_errors(app.task(succeed, shared=False), raising(ZeroDivisionError()), (), {})
+        log_errors(app.task(succeed, shared=False), raising(ZeroDivisionError()), (), {}, name="on_failure")

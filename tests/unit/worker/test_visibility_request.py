@@ -415,3 +415,25 @@ def test_the_loss_of_a_run_that_was_revoked_is_celerys(make, failures):
     one.on_failure(exc_info(LOST))
     assert one.holder.settled == [Delete()]
     assert failures == []
+
+
+@pytest.mark.parametrize("retries_left", [True, False])
+def test_a_handler_of_a_run_that_was_lost_has_its_request_and_its_error_is_logged(make, caplog, retries_left):
+    def raising(task, *_args):
+        handled.append(task.request.id)
+        raise AttributeError("start")
+
+    def hear(**facts):
+        told.append(facts)
+
+    handled, told = [], []
+    handlers = dict.fromkeys(("on_retry", "on_failure", "after_return"), raising)
+    one = make(max_retries=3 if retries_left else 0, **handlers)
+    signals.task_retry.connect(hear)
+    one.on_timeout(soft=False, timeout=5)
+    signals.task_retry.disconnect(hear)
+    assert handled == ["task-id"] * (1 if retries_left else 2)
+    assert len(told) == retries_left
+    assert ("failed at attempt 1 of 4" in caplog.text) is retries_left
+    assert "of task task failed; the outcome stays as stored" in caplog.text
+    assert one.task.request_stack.top is None
