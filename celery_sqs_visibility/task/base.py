@@ -63,6 +63,7 @@ from celery_sqs_visibility.task.successors import await_successor
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     VisibilityRetry,
+    as_ours,
     decide_failures,
     log_errors,
     trace_deliveries,
@@ -268,7 +269,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         last = self.is_last_attempt(request, self.limit_of(request))
         if decided is None and fate_of(End.UNDECIDED, last=last) is Fate.COME_BACK:
             decided = VisibilityRetry(None, exc, self.delay_after(request, exc))
-        return decided
+        retry: Retry | None = as_ours(decided)
+        return retry
 
     def publish_continuation(self, changes: dict[str, Any]) -> Retry:
         """See `Visibility.continue_later`, which raises what this returns."""

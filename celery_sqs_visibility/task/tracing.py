@@ -72,6 +72,7 @@ class DeliveryTrace(TraceInfo):
         call_errbacks: bool = True,  # noqa: FBT001, FBT002
     ) -> ExceptionInfo:
         """Record it: as RETRY if it comes back, otherwise as the FAILURE of the task's own exception."""
+        self.retval = as_ours(self.retval)
         record = partial(super().handle_error_state, task, req, eager=eager)
         if self.state == states.FAILURE and self.retval is not req.visibility_final:
             retry = task.retry_after_error_outside(req, self.retval)
@@ -159,12 +160,11 @@ def decide_failures(
     if ends:
         describe_span(request)
     try:
-        result = _fail_by_decision(task, function, args, kwargs)
-    except VisibilityRetry:
-        raise
+        result = _own_end(task, function, args, kwargs)
     except Retry as retry:
-        task.require_successor(retry)
-        raise
+        if type(retry) is Retry:
+            raise
+        raise _as_celerys(retry).with_traceback(retry.__traceback__) from retry.__cause__
     finally:
         request.visibility_in_run = False
         successors.end(request)
@@ -177,13 +177,32 @@ def decide_failures(
     return result
 
 
-def _fail_by_decision(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call the part. Raises what the task decided, a `VisibilityRetry` if its message comes back."""
     try:
-        return function(*args, **kwargs)
-    except (Ignore, Reject, Retry):
+        try:
+            return function(*args, **kwargs)
+        except (Ignore, Reject, Retry):
+            raise
+        except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
+            return task.on_run_failed(exc)
+    except VisibilityRetry:
         raise
-    except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
-        return task.on_run_failed(exc)
+    except Retry as retry:
+        task.require_successor(retry)
+        raise
+
+
+def _as_celerys(retry: Retry) -> Retry:
+    """A plain `Retry` that carries ours: New Relic's agent ignores exceptions by the name of their class."""
+    plain: Any = Retry(retry.message, retry.exc, retry.when)
+    plain.visibility_retry = retry
+    return plain  # type: ignore[no-any-return]
+
+
+def as_ours(exc: Any) -> Any:
+    """The exception that a plain `Retry` carries; any other as it is."""
+    return getattr(exc, "visibility_retry", exc)
 
 
 def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *, name: str) -> Any:

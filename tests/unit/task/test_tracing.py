@@ -169,3 +169,34 @@ def test_after_return_that_raises_does_not_change_the_outcome(app, stored, caplo
 def test_an_error_of_a_handler_is_raised_where_no_message_waits_for_an_outcome(app):
     with pytest.raises(ZeroDivisionError):
         log_errors(app.task(succeed, shared=False), raising(ZeroDivisionError()), (), {}, name="on_failure")
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda _task: succeed(1),
+        lambda task: task.retry(countdown=1),
+        lambda task: task.retry(args=(), countdown=1),
+        lambda task: task.visibility.continue_later(),
+    ],
+    ids=["error", "retry", "published retry", "continuation"],
+)
+def test_what_error_trackers_see_of_a_retry_is_celerys_own_class(app, end):
+    """They wrap the task. New Relic's agent ignores `celery.exceptions:Retry` by name, and no subclass."""
+
+    def watched(*args, **kwargs):
+        try:
+            return run(*args, **kwargs)
+        except Exception as exc:
+            seen.append(type(exc))
+            raise
+
+    def ending(self):
+        end(self)
+
+    seen = []
+    app.task(ending, name="ending", shared=False, bind=True)
+    task = app.tasks["ending"]
+    run, task.run = task.run, watched
+    assert trace(task).info.state == states.RETRY
+    assert seen == [Retry]
