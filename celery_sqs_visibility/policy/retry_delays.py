@@ -37,12 +37,13 @@ class DelayList:
 
 @dataclass(frozen=True, slots=True)
 class DelayFunction:
-    """Seconds computed by the user's `function(retries, exc)`."""
+    """Seconds computed by the user's `function(retries, exc)`, at most `longest`."""
 
     function: Callable[[int, BaseException], float | None]
+    longest: float = VISIBILITY_HORIZON_SECONDS
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """The function's seconds, 12 hours at most: a steep backoff passes them soon.
+        """The function's seconds, 12 hours at most by default: a steep backoff passes them soon.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
@@ -52,7 +53,7 @@ class DelayFunction:
         if seconds is None:
             return None
         if isinstance(seconds, (int, float)) and seconds > VISIBILITY_HORIZON_SECONDS:
-            return float(VISIBILITY_HORIZON_SECONDS)
+            return float(min(seconds, self.longest))
         return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
 
 

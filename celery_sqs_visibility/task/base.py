@@ -41,6 +41,7 @@ from celery_sqs_visibility.contacts.app import forget_given_limit, set_within_au
 from celery_sqs_visibility.errors import PublishError, QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,
@@ -340,8 +341,22 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         if fate_of(end, retried=retried, last=self.is_last_attempt(request, limit)) is Fate.GIVE_UP:
             request.visibility_final = exc if isinstance(exc, BaseException) else self._exhausted()
             raise request.visibility_final
-        delay = self.delay_after(request, cause or self._exhausted(), countdown, explicit=explicit)
+        delay = self.wanted_delay(request, cause or self._exhausted(), countdown, explicit=explicit)
+        if delay is not None and self._outlasts_hiding(delay, explicit=explicit):
+            changed = None if limit == self.max_retries else limit
+            raise self._retry_by_publishing(exc, delay, None, {"max_retries": changed})
+        delay = None if delay is None else min(delay, horizon_left(request))
         raise VisibilityRetry(None, exc if exc is not None else current, delay) from cause
+
+    def _outlasts_hiding(self, delay: float, *, explicit: bool) -> bool:
+        """Whether to publish the retry, since SQS hides no message for so long.
+
+        In a FIFO queue only if the task called `self.retry()`: the message would lose its place. And not
+        again in a run whose successor has not left.
+        """
+        if delay <= VISIBILITY_HORIZON_SECONDS or self.request.visibility_successor is not None:
+            return False
+        return explicit or not is_from_fifo(self.request)
 
     def _exhausted(self) -> MaxRetriesExceededError:
         request = self.request

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
@@ -129,6 +130,21 @@ class RetryDecisions(GenericTask[P, R_co]):
         limit = self.limit_of(request) if request.retries else None
         return limit is not None and request.retries > limit
 
+    def wanted_delay(
+        self,
+        request: DeliveryContext,
+        exc: BaseException,
+        countdown: float | None = None,
+        *,
+        explicit: bool = False,
+    ) -> float | None:
+        """Seconds until the next attempt, by the first rule; `None`: the rest of the visibility timeout."""
+        failed = partial(logger.exception, RULE_FAILED, self.name)
+        rules = self.rules_in(sqs_delivery(request)["queue"])
+        return choose_delay(
+            rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
+        )
+
     def delay_after(
         self,
         request: DeliveryContext,
@@ -138,11 +154,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         explicit: bool = False,
     ) -> float | None:
         """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
-        failed = partial(logger.exception, RULE_FAILED, self.name)
-        rules = self.rules_in(sqs_delivery(request)["queue"])
-        delay = choose_delay(
-            rules, request.retries, exc, explicit=explicit, countdown=countdown, failed=failed
-        )
+        delay = self.wanted_delay(request, exc, countdown, explicit=explicit)
         return None if delay is None else min(delay, horizon_left(request))
 
     def rules_in(self, queue: str) -> DelayRules:
@@ -204,7 +216,8 @@ def _celery_backoff(task: Any) -> DelayRule | None:
     factor = int(max(1.0, float(task.retry_backoff)))
     maximum, jitter = int(getattr(task, "retry_backoff_max", 600)), bool(getattr(task, "retry_jitter", True))
     return DelayFunction(
-        lambda retries, _: get_exponential_backoff_interval(factor, retries, maximum, jitter)
+        lambda retries, _: get_exponential_backoff_interval(factor, retries, maximum, jitter),
+        longest=math.inf,
     )
 
 

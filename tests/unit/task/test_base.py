@@ -316,6 +316,56 @@ class TestLimitsGivenToRetry:
         assert end(task, retries=5, visibility_max_retries=5)[0] == states.FAILURE
 
 
+class AskingForADay(Exception):
+    retry_after = 24 * HOUR
+
+
+DAILY = {
+    "default_retry_delay": ({"default_retry_delay": 24 * HOUR}, RAISED),
+    "retry_backoff": (
+        {"retry_backoff": 24 * HOUR, "retry_backoff_max": 48 * HOUR, "retry_jitter": False},
+        RAISED,
+    ),
+    "retry_kwargs": ({"retry_kwargs": {"countdown": 24 * HOUR, "max_retries": 5}}, RAISED),
+    "retry_after": ({}, AskingForADay()),
+}
+
+
+class TestDelaysBeyond12Hours:
+    """The delay is chosen first, then the way to wait: SQS hides no message for a day."""
+
+    @pytest.mark.parametrize(("options", "exc"), DAILY.values(), ids=DAILY)
+    @pytest.mark.parametrize("explicit", [True, False], ids=["self.retry()", "raised"])
+    def test_the_retry_is_published_whichever_rule_says_so(self, app, published, options, exc, explicit):
+        def daily(self):
+            if explicit and "retry_kwargs" not in options:
+                self.retry(exc=exc)
+            raise exc
+
+        task = app.task(daily, bind=True, shared=False, **options)
+        state, retry = end(task, retries=0)
+        assert (state, type(retry), retry.exc) == (states.RETRY, Retry, exc)
+        assert [(sent["countdown"], sent["retries"]) for _, _, sent in published] == [(24 * HOUR, 1)]
+
+    @pytest.mark.parametrize(("explicit", "count"), [(True, 1), (False, 0)], ids=["self.retry()", "raised"])
+    def test_a_message_of_a_fifo_queue_keeps_its_place_unless_the_task_retries(
+        self, app, published, explicit, count
+    ):
+        def daily(self):
+            if explicit:
+                self.retry()
+            raise RAISED
+
+        task = app.task(daily, bind=True, shared=False, default_retry_delay=24 * HOUR)
+        assert end(task, properties=IN_FIFO_QUEUE)[0] == states.RETRY
+        assert len(published) == count
+
+    def test_at_the_last_attempt_nothing_is_published(self, app, published):
+        task = app.task(failing, shared=False, default_retry_delay=24 * HOUR)
+        assert end(task, retries=3) == (states.FAILURE, RAISED)
+        assert not published
+
+
 class NeedsArguments(Exception):
     def __init__(self, one):
         super().__init__(one)
