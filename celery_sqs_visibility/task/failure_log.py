@@ -88,6 +88,18 @@ def traceback_of(exc: BaseException) -> TracebackType | None:
     return traceback
 
 
+def forget_tracebacks(exc: Any) -> None:
+    """Drop the tracebacks of a recorded exception, and of all exceptions behind it.
+
+    Their frames have the run's variables, in cycles that only a collection of the oldest generation breaks.
+    """
+    if not isinstance(exc, BaseException) or exc.__traceback__ is None:
+        return
+    exc.__traceback__ = None
+    for behind in (exc.__cause__, exc.__context__, getattr(exc, "exc", None), getattr(exc, "reason", None)):
+        forget_tracebacks(behind)
+
+
 def _is_ours(traceback: TracebackType) -> bool:
     module: str = traceback.tb_frame.f_globals.get("__name__", "")
     return module.startswith("celery_sqs_visibility.task.")

@@ -29,7 +29,12 @@ from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task import chord_end, successors
 from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
 from celery_sqs_visibility.task.continuation import Continuation
-from celery_sqs_visibility.task.failure_log import exception_behind, log_failed_attempt, traceback_of
+from celery_sqs_visibility.task.failure_log import (
+    exception_behind,
+    forget_tracebacks,
+    log_failed_attempt,
+    traceback_of,
+)
 from celery_sqs_visibility.task.spans import describe_span
 
 logger = logging.getLogger(__name__)
@@ -62,7 +67,7 @@ class VisibilityRetry(Retry):
 class DeliveryTrace(TraceInfo):
     """The record of a run that did not succeed, which the main process is told of."""
 
-    __slots__ = ("einfo",)
+    __slots__ = ("einfo", "raised")
 
     def handle_error_state(
         self,
@@ -72,7 +77,7 @@ class DeliveryTrace(TraceInfo):
         call_errbacks: bool = True,  # noqa: FBT001, FBT002
     ) -> ExceptionInfo:
         """Record it: as RETRY if it comes back, otherwise as the FAILURE of the task's own exception."""
-        self.retval = as_ours(self.retval)
+        self.raised, self.retval = self.retval, as_ours(self.retval)
         record = partial(super().handle_error_state, task, req, eager=eager)
         if self.state == states.FAILURE and self.retval is not req.visibility_final:
             retry = task.retry_after_error_outside(req, self.retval)
@@ -130,7 +135,9 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
             if retry is None:
                 raise
             logger.exception("Celery could not record how task %s[%s] ended; it comes back", task.name, uuid)
-            return trace_ok_t(_raised(retry, ExceptionInfo), DeliveryTrace(states.RETRY, retry), 0.0, None)
+            einfo = _raised(retry, ExceptionInfo)
+            forget_tracebacks(retry)
+            return trace_ok_t(einfo, DeliveryTrace(states.RETRY, retry), 0.0, None)
         finally:
             retries.clear_deadline()
             if request.get("chord"):
@@ -139,6 +146,8 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
         if info is None:
             return traced
         _store_release(task, request, info)
+        forget_tracebacks(info.retval)
+        forget_tracebacks(getattr(info, "raised", None))
         # Where Celery itself failed, `result` is that error, whatever was made of it.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
+
 import pytest
 from celery import states
-from celery.exceptions import Retry
+from celery.exceptions import Reject, Retry
 from support.factories import trace
 
 from celery_sqs_visibility.task.base import VisibilityTask
@@ -200,3 +204,58 @@ def test_what_error_trackers_see_of_a_retry_is_celerys_own_class(app, end):
     run, task.run = task.run, watched
     assert trace(task).info.state == states.RETRY
     assert seen == [Retry]
+
+
+class Large:
+    """What a run holds in a variable."""
+
+
+def ends(task, end):
+    large = Large()
+    task.variables.append(weakref.ref(large))
+    if end == "raises":
+        {}["no such key"]
+    if end == "raises from another":
+        try:
+            {}["no such key"]
+        except KeyError as error:
+            raise ValueError(end) from error
+    if end == "retries for an error":
+        try:
+            {}["no such key"]
+        except KeyError as error:
+            raise task.retry(exc=error) from error
+    if end == "rejects":
+        raise Reject(ValueError(end))
+    raise task.retry(countdown=1)
+
+
+@pytest.fixture
+def uncollected():
+    """Nothing collects garbage, and no record of pytest's holds a traceback."""
+    logging.disable()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize("retries", [0, 3], ids=["comes back", "last attempt"])
+@pytest.mark.parametrize(
+    "end", ["raises", "raises from another", "retries for an error", "retries", "rejects"]
+)
+def test_the_variables_of_a_failed_run_are_free_without_a_garbage_collection(app, end, retries):
+    task = app.task(ends, shared=False, bind=True)
+    task.variables = []
+    assert trace(task, (end,), retries=retries).info is not None
+    assert [variable() for variable in task.variables] == [None]
+
+
+@pytest.mark.usefixtures("uncollected", "down")
+def test_the_variables_of_a_run_that_celery_could_not_record_are_free(app):
+    task = app.task(ends, shared=False, bind=True)
+    task.variables = []
+    assert trace(task, ("raises",)).info.state == states.RETRY
+    assert [variable() for variable in task.variables] == [None]
