@@ -1,4 +1,4 @@
-"""Message attributes and sizes: legal characters, limits, and the attributes to drop from a full message.
+"""Message attributes and sizes: legal characters, limits, and bytes.
 
 Source: "Amazon SQS message metadata" (names, types and values count towards the message's size; none may be
 empty) and API_SendMessage (the characters of XML 1.0).
@@ -51,11 +51,6 @@ def last_lines(text: str, most: int, line_length: int) -> str:
     return "\n".join(reversed(kept))
 
 
-def size(name: str, text: str) -> int:
-    """Bytes that an attribute adds to a message."""
-    return len(name.encode()) + len(DATA_TYPE) + len(text.encode())
-
-
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
     """Bytes of a message as SQS counts them: the body, and of each attribute its name, type and value."""
     # Nearly all bodies are ASCII: encoding them only to count would be slow.
@@ -73,23 +68,6 @@ def is_asked_for(name: str, patterns: Iterable[str]) -> bool:
         pattern in {"All", ".*", name} or (pattern.endswith(".*") and name.startswith(pattern[:-2]))
         for pattern in patterns
     )
-
-
-def fitting(texts: Mapping[str, str], most: int, essential: str, expendable: str) -> dict[str, str]:
-    """The attributes that go into `most` bytes, in their order.
-
-    The one called `expendable` is dropped first, then the longest, `essential` last.
-    """
-    if sum(size(*item) for item in texts.items()) <= most:
-        return dict(texts)
-    kept = set()
-    others = texts.keys() - {expendable}
-    for name in sorted(others, key=lambda name: (name != essential, size(name, texts[name]))):
-        most -= size(name, texts[name])
-        if most < 0:
-            break
-        kept.add(name)
-    return {name: text for name, text in texts.items() if name in kept}
 
 
 def limit_told(error: SQSError) -> int | None:

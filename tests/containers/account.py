@@ -15,6 +15,7 @@ from containers.fleet import QUEUES, Fleet
 from support.processes import wait_until
 
 from celery_sqs_visibility import publish_batch
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 
 DONE, DEAD, NEVER, ONE = "done", "dead letter", "not run", "done once for its exclusive key"
 MOVED = "moved by SQS"
@@ -227,18 +228,13 @@ class Account:
     def _reasons(self) -> Iterator[tuple[str, str]]:
         self.letters += self.fleet.dead_letters()
         for letter in self.letters:
-            attributes = {
-                name: value["StringValue"] for name, value in letter.get("MessageAttributes", {}).items()
-            }
-            yield (
-                self._key(letter["Body"], attributes),
-                attributes.get("reason", MOVED).partition(":")[0],
-            )
+            said = described(letter.get("MessageAttributes", {}))
+            yield self._key(letter["Body"], said), said.get("reason", MOVED).partition(":")[0]
 
-    def _key(self, body: str, attributes: dict[str, str]) -> str:
+    def _key(self, body: str, said: dict[str, str]) -> str:
         """That of the task's id, or the one that its body names."""
-        if attributes.get("task_id") in self.sent:
-            return attributes["task_id"]
+        if said.get("task_id") in self.sent:
+            return said["task_id"]
         with contextlib.suppress(ValueError):
             body += base64.b64decode(body, validate=True).decode("utf-8", "replace")
         found = [key for key in KEY.findall(body) if key in self.sent]

@@ -18,6 +18,7 @@ from celery_sqs_visibility import VisibilityTask, lambda_handler, task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery import lease_table
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.serverless.handler import MEMBERS
 from celery_sqs_visibility.stores import guarded
@@ -130,7 +131,7 @@ class World:
 
     def letters(self):
         return [
-            each["MessageAttributes"]["reason"]["StringValue"]
+            described(each["MessageAttributes"])["reason"]
             for each in self.sqs.receive(self.dead.url, 10, 0, EVERYTHING)
         ]
 

@@ -26,12 +26,14 @@ def audits(self, notification):
     note("done", key="audit", records=len(notification["Records"]))
 
 
-@app.task(name="orders", bind=True)
-def orders(self, body, kind=None):
-    note("done", key=body, kind=kind)
+@app.task(name="orders", bind=True, max_retries=0)
+def orders(self, body, attributes=None):
+    note("done", key=body, attributes=attributes)
+    if body == "order in vain":
+        raise ValueError(body)
 
 
 def adapt(body, attributes):
     if body.startswith("raise"):
         raise KeyError(body)
-    return ("orders", [body], {"kind": attributes.get("kind")}) if body.startswith("order") else None
+    return ("orders", [body, attributes], {}) if body.startswith("order") else None

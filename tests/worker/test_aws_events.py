@@ -7,9 +7,17 @@ from collections import Counter
 
 import pytest
 from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record, sns
+from support.commands import run_json
 from support.processes import wait_until
 
 from celery_sqs_visibility import task_id_for, task_message
+from celery_sqs_visibility.delivery.settle.dead_letters import described
+
+#: A sender's attributes: as many as SQS takes, some with the words of a dead letter.
+SENDERS = {
+    name: f"the sender's {name}"
+    for name in ("task", "reason", "attempts", "worker", "source_queue", "kind", "a", "b", "c")
+}
 
 REMOVED = s3_record(event="ObjectRemoved:Delete")
 
@@ -26,7 +34,7 @@ def letters(site, url):
         QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
     ).get("Messages"):
         for each in messages:
-            found[each["Body"]] = each["MessageAttributes"]["reason"]["StringValue"]
+            found[each["Body"]] = described(each["MessageAttributes"])["reason"]
     return found
 
 
@@ -39,8 +47,8 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
     many = put(site, s3_notification(s3_record(key="a+b"), s3_record(key="c%2Bd"), REMOVED, REMOVED))
     for body in (bad, foreign, S3_TEST, "raise", task_message("orders", ["sent by message"])):
         put(site, body)
-    kind = {"kind": {"DataType": "String", "StringValue": "large"}}
-    put(site, "order 1", MessageAttributes=kind)
+    attributes = {name: {"DataType": "String", "StringValue": text} for name, text in SENDERS.items()}
+    put(site, "order in vain", MessageAttributes=attributes)
 
     wait_until(lambda: site.counts() == (0, 0), 30, lambda: site.diary.entries("started"))
     site.diary.wait_for("done", key="shaky")
@@ -52,8 +60,13 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
     assert {ids["a b"], ids["c+d"]} <= {task_id_for(many, index) for index in range(3)}
     (audit,) = site.diary.entries("done", key="audit")
     assert audit["records"] == 4
-    (order,) = site.diary.entries("done", key="order 1")
-    assert order["kind"] == "large"
+    retried = run_json(
+        site.config, "dead-letters", "retry", site.queue, "--task", "orders", module="importing"
+    )
+    assert len(retried["done"]) == 1
+    for order in site.diary.wait_for("done", 2, key="order in vain"):
+        assert SENDERS.items() <= order["attributes"].items()
+    wait_until(lambda: site.counts() == (0, 0), 30, "its second dead letter")
     assert site.diary.entries("done", key="sent by message")
     assert letters(site, dead_url) == {
         json.dumps(bad): "failed at its last attempt",
@@ -62,6 +75,7 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
         ): "no task has an sqs_event for 'shop/Order': its body is an EventBridge event, not a "
         "Celery message",
         "raise": "the message_adapter failed: KeyError('raise')",
+        "order in vain": "failed at its last attempt",
     }
 
 

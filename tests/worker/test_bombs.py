@@ -11,6 +11,7 @@ import pytest
 from support.badmessages import encoded, envelope
 from support.processes import wait_until
 
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.options import CONTAINERS, DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
@@ -39,7 +40,7 @@ def start_limited(site, pool):
 
 def take_letters(sqs, url):
     answer = sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"])
-    return [letter["MessageAttributes"]["reason"]["StringValue"] for letter in answer.get("Messages", [])]
+    return [described(letter["MessageAttributes"])["reason"] for letter in answer.get("Messages", [])]
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])

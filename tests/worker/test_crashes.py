@@ -11,6 +11,8 @@ import psutil
 import pytest
 from support.processes import wait_until
 
+from celery_sqs_visibility.delivery.settle.dead_letters import described
+
 ENDS_THE_PROCESS = ["os._exit", "SIGKILL"]
 EXITS = ["SystemExit", "KeyboardInterrupt", "GeneratorExit"]
 ERRORS = ["MemoryError", "RecursionError"]
@@ -68,7 +70,7 @@ def test_a_crash_loop_ends_at_the_last_attempt_in_the_dead_letters(make_site, wa
     (letter,) = site.sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"])["Messages"]
     # The worker that Celery ended had stored the failure, and no more.
     reason = "was given up before" if way == "MemoryError" else "failed at its last attempt"
-    assert letter["MessageAttributes"]["reason"]["StringValue"] == reason
+    assert described(letter["MessageAttributes"])["reason"] == reason
     told = "os._exit, SystemExit or MemoryError at each run; `max_retries=2`"
     reliability("crash loop", told, [way], kept=sum(site.counts(dead)))
 

@@ -16,6 +16,8 @@ from support.commands import run_celery, run_json
 from support.processes import SOON, wait_until
 from support.worker import IMPORT_PATHS
 
+from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
+
 
 @pytest.fixture
 def site(make_site):
@@ -117,12 +119,15 @@ def test_two_lists_at_once_show_all_or_say_how_many_the_other_has(site):
     assert site.counts(dead) == (20, 0)
 
 
+def attributes(said):
+    return {ATTRIBUTE: {"DataType": "String", "StringValue": json.dumps(said, ensure_ascii=False)}}
+
+
 def forged_letter(site, dead, target):
     """A dead letter of nobody's, which names its own way back; its id."""
     said = {"reason": "failed", "source_queue": target}
-    attributes = {name: {"DataType": "String", "StringValue": text} for name, text in said.items()}
     body = json.dumps({"body": "[]"})
-    sent = site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes)
+    sent = site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes(said))
     return sent["MessageId"]
 
 
@@ -167,9 +172,8 @@ def test_nothing_that_a_message_says_gives_a_terminal_orders(site):
     properties = {"body_encoding": "utf-8", "delivery_info": {}, "delivery_tag": "t"}
     content = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers}
     body = json.dumps({**content, "properties": properties, "body": json.dumps([[ORDERS], {}, {}])})
-    attribute = {"DataType": "String", "StringValue": "\x85 \u202e"}
-    attributes = dict.fromkeys(("reason", "exception", "worker"), attribute)
-    site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes)
+    said = dict.fromkeys(("reason", "exception", "worker"), "\x85 \u202e")
+    site.sqs.send_message(QueueUrl=dead, MessageBody=body, MessageAttributes=attributes(said))
     for arguments in (["list"], ["list", "--json"], ["show"], ["show", "--json"]):
         command, *options = arguments
         ids = ["an-id-of-a-task"] if command == "show" else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.ends import ROWS
 
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.attempts import Fate
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
@@ -31,7 +32,7 @@ def dead_letters(site):
     while messages := site.sqs.receive_message(
         QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
     ).get("Messages"):
-        found += [message["MessageAttributes"]["task_id"]["StringValue"] for message in messages]
+        found += [described(message["MessageAttributes"])["task_id"] for message in messages]
     return found
 
 

@@ -17,6 +17,7 @@ from support.processes import SOON, wait_until
 from support.proxy import FaultProxy
 
 from celery_sqs_visibility import publish_batch
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.errors import MessageTooLargeError
 
 LARGE = "x" * 1_500_000
@@ -102,7 +103,7 @@ def test_a_dead_letter_keeps_its_payload_and_runs_when_it_is_sent_back(site, s3,
     found = letter(site, dead)
     (key,) = objects(s3, bucket)
     assert json.loads(found["Body"])[1] == {"s3BucketName": bucket, "s3Key": key}
-    assert found["MessageAttributes"]["task"]["StringValue"] == "large.failing_once"
+    assert described(found["MessageAttributes"])["task"] == "large.failing_once"
     names = ("DataType", "StringValue")
     attributes = {
         name: {member: value[member] for member in names}
@@ -119,7 +120,7 @@ def test_a_payload_that_is_gone_makes_a_dead_letter_that_names_it(site, s3, buck
     (key,) = objects(s3, bucket)
     s3.delete_object(Bucket=bucket, Key=key)
     site.start("large")
-    reason = letter(site, dead)["MessageAttributes"]["reason"]["StringValue"]
+    reason = described(letter(site, dead)["MessageAttributes"])["reason"]
     assert f"its payload s3://{bucket}/{key} is gone" in reason
 
 
@@ -242,7 +243,7 @@ def test_a_pointer_outside_the_prefix_becomes_a_dead_letter_and_its_object_is_no
     task(site, "length", "a", LARGE).delay()
     (key,) = objects(s3, bucket)
     site.start("large")
-    reason = letter(site, dead)["MessageAttributes"]["reason"]["StringValue"]
+    reason = described(letter(site, dead)["MessageAttributes"])["reason"]
     assert f"s3://{bucket}/{key}" in reason
     assert f"payload_store is 's3://{bucket}/celery/'" in reason
     assert site.diary.entries("started") == []

@@ -10,6 +10,8 @@ from celery import Celery
 from support.badmessages import body_of, encoded, envelope, old_body
 from support.processes import wait_until
 
+from celery_sqs_visibility.delivery.settle.dead_letters import described
+
 
 def of_a_stock_client(**options):
     """What Celery sends by another transport, in kombu's format for SQS."""
@@ -61,7 +63,7 @@ def letters(site, url):
         QueueUrl=url, MaxNumberOfMessages=10, MessageAttributeNames=["All"]
     ).get("Messages"):
         for letter in answer:
-            said = {name: value["StringValue"] for name, value in letter["MessageAttributes"].items()}
+            said = described(letter["MessageAttributes"])
             found[said["message_id"]] = (said["reason"], said.get("task"))
     return found
 

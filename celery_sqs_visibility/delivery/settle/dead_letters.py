@@ -1,11 +1,12 @@
-"""Dead letters: copies of messages that are given up, with the reason as message attributes."""
+"""Dead letters: copies of messages that are given up, with the reason in a message attribute."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -24,32 +25,33 @@ from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.message_attributes import (
     DATA_TYPE,
     beginning,
-    fitting,
     last_lines,
     legal,
     message_bytes,
-    size,
 )
 from celery_sqs_visibility.policy.payload_pointers import SIZE_ATTRIBUTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
-#: The attributes of a dead letter beside its sender's, the most telling first: SQS takes ten in all. The ten
-#: before `message_id` describe a failed task; where no task could be made of the message the last ones fit.
-ATTRIBUTES = (
+#: The message attribute in which a worker describes a dead letter: a JSON object of the texts below. It is
+#: one, with a name of our own: a message has ten, and those of its sender are never overwritten.
+ATTRIBUTE: Final = "celery_dead_letter"
+
+#: The texts. Where the body leaves little space, the last ones give way first.
+TEXTS: Final = (
     "reason",
-    "exception",
-    "traceback",
-    "attempts",
-    "task",
+    "source_queue",
+    "message_id",
     "task_id",
+    "task",
+    "attempts",
+    "receive_count",
     "worker",
     "first_received",
     "last_received",
-    "source_queue",
-    "message_id",
-    "receive_count",
+    "exception",
+    "traceback",
 )
 
 #: The members with which an attribute is sent; SQS does not implement the others that it receives.
@@ -113,16 +115,13 @@ class DeadLetters:
         return True
 
     def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
-        texts = self._texts(delivery, letter)
-        space = MESSAGE_BYTES - len(letter.body.encode("utf-8", "surrogatepass"))
-        kept = _of_the_sender(delivery.message_attributes, space - size("reason", texts["reason"]))
-        texts = dict(list(texts.items())[: MESSAGE_ATTRIBUTES - len(kept)])
-        space -= message_bytes("", kept)
-        added = fitting(texts, space, essential="reason", expendable="traceback")
-        attributes = {name: {"DataType": DATA_TYPE, "StringValue": text} for name, text in added.items()}
+        attributes = _fitting(delivery.message_attributes, MESSAGE_BYTES - message_bytes(letter.body, {}))
+        if len(attributes) < MESSAGE_ATTRIBUTES:
+            space = MESSAGE_BYTES - message_bytes(letter.body, attributes)
+            attributes |= _description(self._texts(delivery, letter), space)
         return OutgoingMessage(
             body=letter.body,
-            attributes={**kept, **attributes},
+            attributes=attributes,
             group_id=delivery.facts.group or (FIFO_GROUP if target.fifo else None),
             deduplication_id=delivery.facts.message_id if target.fifo else None,
         )
@@ -141,23 +140,48 @@ class DeadLetters:
             "receive_count": str(facts.receive_count),
             **letter.attributes,
         }
-        return {name: _cut(name, text) for name in ATTRIBUTES if (text := known.get(name))}
+        return {name: _cut(name, text) for name in TEXTS if (text := known.get(name))}
 
 
-def _of_the_sender(attributes: Mapping[str, Any], space: int) -> dict[str, dict[str, Any]]:
-    """The sender's attributes that fit into `space` bytes and leave one of the ten for the reason.
+def described(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a dead letter, from its message attributes; empty if no worker has described it."""
+    try:
+        found = json.loads(attributes[ATTRIBUTE]["StringValue"])
+        return {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}  # there is none, or somebody else wrote it
 
-    Those with a name of ours are an earlier dead letter's, moved back and given up again.
-    """
+
+def of_the_sender(attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The attributes of a received message without the one of a dead letter, as they can be sent."""
+    return {
+        name: {member: value[member] for member in SENT_MEMBERS if member in value}
+        for name, value in attributes.items()
+        if name != ATTRIBUTE
+    }
+
+
+def _fitting(attributes: Mapping[str, Any], space: int) -> dict[str, dict[str, Any]]:
+    """The sender's attributes that fit into `space` bytes: all, unless the body has grown."""
     kept: dict[str, dict[str, Any]] = {}
     # First the one without which the body's pointer is not known to be one.
-    for name, value in sorted(attributes.items(), key=lambda item: item[0] not in SIZE_ATTRIBUTES):
-        attribute = {key: value[key] for key in SENT_MEMBERS if key in value}
-        cost = message_bytes("", {name: attribute})
-        if name not in ATTRIBUTES and cost <= space and len(kept) < MESSAGE_ATTRIBUTES - 1:
+    ordered = sorted(of_the_sender(attributes).items(), key=lambda item: item[0] not in SIZE_ATTRIBUTES)
+    for name, attribute in ordered:
+        if (cost := message_bytes("", {name: attribute})) <= space:
             kept[name] = attribute
             space -= cost
     return kept
+
+
+def _description(texts: dict[str, str], space: int) -> dict[str, dict[str, Any]]:
+    """The attribute with as many of the texts as fit into `space` bytes; none if no text fits."""
+    while texts:
+        value = json.dumps(texts, ensure_ascii=False)
+        attribute = {ATTRIBUTE: {"DataType": DATA_TYPE, "StringValue": value}}
+        if message_bytes("", attribute) <= space:
+            return attribute
+        texts.popitem()
+    return {}
 
 
 def _cut(name: str, text: str) -> str:

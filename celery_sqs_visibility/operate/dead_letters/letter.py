@@ -13,7 +13,7 @@ from kombu.serialization import loads
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN, DecodedMessage
-from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTES
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.options import DEFAULT_LIMITS
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, ReadablePayloads, pointer_in
@@ -59,15 +59,9 @@ class Letter:
         return self.message.get("MessageAttributes", {})
 
     @property
-    def is_copy(self) -> bool:
-        """Whether a worker has copied it here, with a reason. SQS's own redrive adds no attributes."""
-        return "reason" in self.attributes and SOURCE_ARN not in self.system
-
-    @property
     def said(self) -> dict[str, str]:
-        """The attributes with which a worker has described it; none if SQS has moved it."""
-        attributes = self.attributes if self.is_copy else {}
-        return {n: attributes[n].get("StringValue", "") for n in ATTRIBUTES if n in attributes}
+        """What a worker has written about it; empty if SQS has moved it, with or without an earlier text."""
+        return {} if SOURCE_ARN in self.system else described(self.attributes)
 
     @property
     def task(self) -> str | None:

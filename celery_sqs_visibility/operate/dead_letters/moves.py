@@ -20,7 +20,7 @@ from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
-from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTES, SENT_MEMBERS
+from celery_sqs_visibility.delivery.settle.dead_letters import of_the_sender
 from celery_sqs_visibility.errors import (
     ObjectDoesNotExistError,
     QueueDoesNotExistError,
@@ -208,7 +208,7 @@ def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
     """
     return OutgoingMessage(
         body=_body(letter),
-        attributes=_of_the_sender(letter),
+        attributes=of_the_sender(letter.attributes),
         group_id=letter.system.get("MessageGroupId") or (DEFAULT_GROUP if fifo else None),
         deduplication_id=str(uuid.uuid4()) if fifo else None,
     )
@@ -221,15 +221,6 @@ def _body(letter: Letter) -> str:
         payload = content.payload
         return encode_payload({**payload, "headers": {**payload["headers"], "retries": 0}})
     return letter.message["Body"]
-
-
-def _of_the_sender(letter: Letter) -> dict[str, dict[str, Any]]:
-    ours = ATTRIBUTES if letter.is_copy else ()
-    return {
-        name: {member: value[member] for member in SENT_MEMBERS if member in value}
-        for name, value in letter.attributes.items()
-        if name not in ours
-    }
 
 
 def batches_of(messages: Sequence[OutgoingMessage], most: int = BATCH_ENTRIES) -> Iterator[range]:

@@ -91,7 +91,7 @@ class Place:
         """
         if letter.source is None or letter.source in self.source_names:
             return self.source
-        if not letter.is_copy and (arn := letter.system.get(SOURCE_ARN)):
+        if not letter.said and (arn := letter.system.get(SOURCE_ARN)):
             return self.context.queues.by_arn(arn)
         return self.context.queues.find(letter.source)
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settle.dead_letters import of_the_sender
 from celery_sqs_visibility.errors import SQSVisibilityError
 from celery_sqs_visibility.operate.dead_letters.letter import (
     SHORT_ID_CHARACTERS,
@@ -64,11 +65,14 @@ def whole(letter: Letter, place: Place, payloads: PayloadStore | None) -> dict[s
         except SQSVisibilityError as error:
             problem = str(error)
     task = _task(content) if isinstance(content, DecodedMessage) else {"unreadable": problem or str(content)}
+    summary = letter.summary(SYSTEM_CLOCK.wall())
     return {
-        **letter.summary(SYSTEM_CLOCK.wall()),
-        "traceback": letter.said.get("traceback"),
+        **summary,
+        **{name: text for name, text in letter.said.items() if name not in summary},
         **task,
-        "message_attributes": {n: value.get("StringValue") for n, value in letter.attributes.items()},
+        "message_attributes": {
+            name: value.get("StringValue") for name, value in of_the_sender(letter.attributes).items()
+        },
         "system_attributes": dict(letter.system),
         "body": letter.message["Body"],
     }

@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.awaited_payloads import (
     TRY_SECONDS,
 )
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
@@ -133,7 +134,7 @@ def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, de
     flushed(world)
     (letter,) = world.sqs.receive(dead_letters.url, 10, 0, factories.EVERYTHING)
     assert letter["Body"] == pointer
-    assert {"ExtendedPayloadSize", "reason"} <= letter["MessageAttributes"].keys()
+    assert letter["MessageAttributes"].keys() == {"ExtendedPayloadSize", ATTRIBUTE}
     assert (list(store.objects), left(redriven)) == ([KEY], 0)
 
 

@@ -1,4 +1,4 @@
-"""Texts as message attributes: as SQS takes them, and no more than fit."""
+"""Texts as message attributes: as SQS takes them, and their bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.message_attributes import (
     beginning,
-    fitting,
     is_asked_for,
     last_lines,
     legal,
@@ -53,30 +52,12 @@ def test_the_last_lines_are_no_longer_than_asked_for(text, most, line_length):
     assert len(last_lines(text, most, line_length)) <= most
 
 
-def test_the_expendable_goes_first_and_then_the_longest_and_the_essential_last():
-    texts = {"reason": "r" * 50, "trace": "t" * 20, "id": "i" * 10, "name": "n" * 30}
-    assert fitting(texts, 1000, "reason", "trace") == texts
-    # 6 bytes for each type, and the names
-    assert list(fitting(texts, 151, "reason", "trace")) == ["reason", "trace", "id", "name"]
-    assert list(fitting(texts, 150, "reason", "trace")) == ["reason", "id", "name"]
-    assert list(fitting(texts, 119, "reason", "trace")) == ["reason", "id"]
-    assert list(fitting(texts, 62, "reason", "trace")) == ["reason"]
-    assert list(fitting(texts, 20, "none", "trace")) == ["id"]
-    assert fitting(texts, -1, "reason", "trace") == {}
-
-
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [((), []), (("All",), ["a", "b.c"]), ((".*",), ["a", "b.c"]), (("b.*",), ["b.c"]), (("a", "c"), ["a"])],
 )
 def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names):
     assert [name for name in ("a", "b.c") if is_asked_for(name, patterns)] == names
-
-
-@given(st.dictionaries(st.text(max_size=9), st.text(max_size=40)), st.integers(-5, 300))
-def test_what_is_kept_fits(texts, most):
-    kept = fitting(texts, most, "neither", "no such")
-    assert not kept or sum(size(*item) for item in kept.items()) <= most
 
 
 @given(ANYTHING.filter(lambda text: text.isprintable()))

@@ -13,6 +13,7 @@ from support.lambda_function import CHANGES
 
 from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
 
@@ -33,7 +34,7 @@ def send(world, key, body=None):
 
 def dead_letter(world):
     (letter,) = world.sqs.receive(world.dead.url, 10, 0, EVERYTHING)
-    return letter["Body"], letter["MessageAttributes"]["reason"]["StringValue"]
+    return letter["Body"], described(letter["MessageAttributes"])["reason"]
 
 
 def test_a_payload_is_fetched_and_runs_and_stays(world):

@@ -9,6 +9,7 @@ from celery import Celery, Task, chord, group
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility import ExponentialBackoff
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.testing import turned_time, world
 from celery_sqs_visibility.testing.account import Accounts
@@ -39,7 +40,7 @@ def test_a_task_backs_off_as_its_delays_say_and_becomes_a_dead_letter(fails):
     assert account.dead_letter.queue == "orders"
     assert account.ended
     assert turned.passed == 370
-    assert [letter["MessageAttributes"]["reason"]["StringValue"] for letter in letters] == [
+    assert [described(letter["MessageAttributes"])["reason"] for letter in letters] == [
         "failed at its last attempt"
     ]
 
@@ -315,4 +316,4 @@ def test_a_large_message_whose_payload_is_gone_is_a_dead_letter(app):
         small._objects.objects.clear()
         small.work()
         (letter,) = small.dead_letters()
-    assert "is gone" in letter["MessageAttributes"]["reason"]["StringValue"]
+    assert "is gone" in described(letter["MessageAttributes"])["reason"]

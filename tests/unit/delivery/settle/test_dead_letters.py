@@ -9,9 +9,10 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, TEXTS, DeadLetters, described
 from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError
+from celery_sqs_visibility.policy.message_attributes import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
@@ -44,7 +45,9 @@ def world():
 
 
 def texts(message):
-    return {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    attributes = message.get("MessageAttributes", {})
+    assert attributes.keys() <= {ATTRIBUTE}
+    return described(attributes)
 
 
 def letter(body="body", reason="broken", **attributes):
@@ -58,19 +61,17 @@ WHOSE = {
     "first_received": "2023-11-14T22:13:20.500+00:00",
     "last_received": "2023-11-14T22:14:20.000+00:00",
     "source_queue": "q",
+    "message_id": "m1",
+    "receive_count": "4",
 }
 
 
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [(FAILURE, FAILURE), ({}, {"message_id": "m1", "receive_count": "4"})],
-    ids=["of a failed task ten things", "of a message that is no task which it is"],
-)
-def test_it_tells_what_happened_and_to_what(world, failure, told):
+@pytest.mark.parametrize("failure", [FAILURE, {}], ids=["of a failed task", "of a message that is no task"])
+def test_it_tells_what_happened_and_to_what(world, failure):
     assert world.letters.send(world.delivery(), letter(**failure))
     (message,) = world.read()
     assert message["Body"] == "body"
-    assert texts(message) == {"reason": "broken", **WHOSE, **told}
+    assert texts(message) == {"reason": "broken", **WHOSE, **failure}
 
 
 def test_none_is_sent_of_a_message_that_is_lost_while_sqs_is_asked_whether_it_can_be_deleted(world):
@@ -90,14 +91,18 @@ def test_nothing_in_it_is_what_sqs_would_refuse(world):
     assert "traceback" not in sent
 
 
-@pytest.mark.parametrize(("spare", "count"), [(600, 10), (290, 9), (100, 5), (0, 0)])
-def test_a_large_body_leaves_room_for_some_of_it(world, spare, count):
+@pytest.mark.parametrize(
+    ("spare", "last"),
+    [(700, "traceback"), (400, "exception"), (150, "attempts"), (60, "reason"), (40, None)],
+)
+def test_a_large_body_leaves_room_for_the_first_texts(world, spare, last):
     failure = {**FAILURE, "traceback": "Traceback\n" * 20}
     body = "x" * (MESSAGE_BYTES - spare)
     assert world.letters.send(world.delivery(), letter(body, **failure))
     (message,) = world.read()
     assert message["Body"] == body
-    assert len(message.get("MessageAttributes", {})) == count
+    expected = [] if last is None else list(TEXTS[: TEXTS.index(last) + 1])
+    assert list(texts(message)) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,42 +123,48 @@ def test_it_keeps_its_group_and_in_a_fifo_queue_it_is_one_only(world, suffix, gr
 
 TRACE = {"DataType": "String", "StringValue": "Root=1-5759e988"}
 BYTES = {"DataType": "Binary.png", "BinaryValue": b"\x89PNG", "StringListValues": []}
-OURS = ["reason", "exception", "traceback", "attempts", "task", "task_id", "worker", "first_received"]
 
 
-@pytest.mark.parametrize(
-    ("theirs", "kept", "ours"),
-    [
-        ({"trace": TRACE, "picture": BYTES}, ["trace", "picture"], OURS),
-        ({f"a{number}": TRACE for number in range(10)}, [f"a{number}" for number in range(9)], ["reason"]),
-    ],
-    ids=["ours take what is left", "one gives way to the reason"],
-)
-def test_it_keeps_its_senders_attributes(world, theirs, kept, ours):
+@pytest.mark.parametrize(("number", "is_described"), [(0, True), (1, True), (9, True), (10, False)])
+def test_it_keeps_its_senders_attributes_and_of_ten_gives_up_its_own(world, number, is_described):
+    names = ["reason", "task", "attempts", *"abcdefg"][:number]
     one = world.delivery()
-    one.message_attributes = theirs
+    one.message_attributes = {name: (TRACE, BYTES)[position % 2] for position, name in enumerate(names)}
     assert world.letters.send(one, letter(**FAILURE))
     sent = world.read()[0]["MessageAttributes"]
-    assert list(sent) == [*kept, *ours]
-    for name in kept:
-        assert sent[name] == {key: theirs[name][key] for key in theirs[name] if key != "StringListValues"}
+    told = {"reason": "broken", **WHOSE, **FAILURE} if is_described else {}
+    assert described({ATTRIBUTE: sent.pop(ATTRIBUTE)} if is_described else sent) == told
+    assert sent == {
+        name: {key: value[key] for key in value if key != "StringListValues"}
+        for name, value in one.message_attributes.items()
+    }
 
 
-def test_where_there_is_room_for_little_it_is_for_the_reason(world):
+@pytest.mark.parametrize(("grown", "kept"), [(0, ["large"]), (1, [])])
+def test_the_senders_attributes_give_way_only_to_a_body_that_has_grown(world, grown, kept):
     one = world.delivery()
     one.message_attributes = {"large": {"DataType": "String", "StringValue": "x" * 300}}
-    assert world.letters.send(one, letter("x" * (MESSAGE_BYTES - 320), reason="r" * 200, **FAILURE))
-    sent = texts(world.read()[0])
-    assert sent["reason"] == "r" * 200
-    assert "large" not in sent
+    body = "x" * (MESSAGE_BYTES - message_bytes("", one.message_attributes) + grown)
+    assert world.letters.send(one, letter(body, reason="r" * 500, **FAILURE))
+    assert list(world.read()[0].get("MessageAttributes", {})) == kept
 
 
 def test_what_was_moved_back_and_is_given_up_again_tells_the_latest(world):
     one = world.delivery()
-    one.message_attributes = {"reason": TRACE, "attempts": TRACE, "tenant": TRACE}
-    assert world.letters.send(one, letter(reason="broken again", attempts="2"))
-    sent = texts(world.read()[0])
-    assert (sent["reason"], sent["attempts"], sent["tenant"]) == ("broken again", "2", TRACE["StringValue"])
+    for reason in ("broken", "broken again"):
+        one.message_attributes = {"tenant": TRACE, **one.message_attributes}
+        assert world.letters.send(one, letter(reason=reason))
+        message = world.read()[-1]
+        one.message_attributes = message["MessageAttributes"]
+        world.clock.advance(60)
+    assert one.message_attributes.keys() == {"tenant", ATTRIBUTE}
+    assert described(one.message_attributes)["reason"] == "broken again"
+
+
+@pytest.mark.parametrize("text", ["", "x", "5", "[]", "[" * 9000, '{"reason": 5}', None], ids=repr)
+def test_what_somebody_else_wrote_there_describes_nothing(text):
+    value = {"BinaryValue": b"{}"} if text is None else {"StringValue": text}
+    assert described({ATTRIBUTE: {"DataType": "String", **value}}) == {}
 
 
 def test_a_refusal_is_logged_once_until_it_is_over(world, caplog):
@@ -172,12 +183,11 @@ def test_a_queue_is_no_dead_letter_queue_of_its_own(world):
 
 
 def test_the_attribute_that_marks_a_pointer_is_kept_first(world):
-    delivery = world.delivery()
-    sent = {str(number): {"DataType": "String", "StringValue": "x"} for number in range(9)}
-    delivery.message_attributes = {**sent, **size_attribute(7)}
-    assert world.letters.send(delivery, letter())
-    (message,) = world.read()
-    assert {"ExtendedPayloadSize", "reason"} <= message["MessageAttributes"].keys()
+    one = world.delivery()
+    one.message_attributes = {"a": TRACE, **size_attribute(7)}
+    space = message_bytes("", size_attribute(7))
+    assert world.letters.send(one, letter("x" * (MESSAGE_BYTES - space)))
+    assert list(world.read()[0]["MessageAttributes"]) == ["ExtendedPayloadSize"]
 
 
 def test_none_is_sent_of_a_message_that_nobody_may_delete(world):
@@ -198,6 +208,6 @@ def test_of_a_long_traceback_its_last_lines_are_kept_and_of_other_texts_the_firs
         world.delivery(), letter("x", **{**FAILURE, "traceback": text, "exception": text})
     )
     (message,) = world.read()
-    sent = {name: value["StringValue"] for name, value in message["MessageAttributes"].items()}
+    sent = texts(message)
     assert sent["traceback"].endswith(lines[-1])
     assert sent["exception"].startswith(lines[0])

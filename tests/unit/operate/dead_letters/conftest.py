@@ -8,12 +8,16 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+from support import factories
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, DeadLetters
+from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete
 from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves
@@ -50,14 +54,23 @@ class Site:
         self.held = HeldMessages(self.place.letters, self.clock, self.stop)
         self.moves = Moves(self.place, self.held, self.stop)
 
-    def add(self, task="proj.add", body=None, group=None, **said):
-        """Add a dead letter; its id."""
+    def add(self, task="proj.add", body=None, group=None, mine=None, **said):
+        """Add a dead letter; `mine` is an attribute of its sender's. Return its id."""
         said = {"reason": "failed", "source_queue": f"orders{self.suffix}", **said}
+        texts = {ATTRIBUTE: json.dumps({name: text for name, text in said.items() if text}), "mine": mine}
         attributes = {
-            name: {"DataType": "String", "StringValue": text} for name, text in said.items() if text
+            name: {"DataType": "String", "StringValue": text} for name, text in texts.items() if text
         }
         letter = OutgoingMessage(body or task_message(task, [1]), attributes, None, group, group and task)
         return self.sqs.send(self.letters, letter)
+
+    def give_up(self, message):
+        """Make a dead letter of a received message, as a worker does."""
+        delivery = factories.delivery(self.place.source, task="proj.add", receive_count=3)
+        delivery.message_attributes = message.get("MessageAttributes", {})
+        letters = DeadLetters(self.context.redrive, CopyPermissions(self.clock), self.clock, "worker@host")
+        assert letters.send(delivery, DeadLetter("failed", message["Body"], Delete(), {"attempts": "4"}))
+        self.sqs.delete(self.queue, [message["ReceiptHandle"]])
 
     def receive(self):
         """The letters, held."""

@@ -206,3 +206,25 @@ def test_each_other_queue_is_asked_about_once_and_the_own_one_never(site):
     assert sorted(asked) == ["a", "b"]
     assert site.moves.outcome.sent_to == {"orders": 2, "b": 1}
     assert site.moves.outcome.failed.keys() == set(refused)
+
+
+SENDERS = {
+    name: {"DataType": "String", "StringValue": f"the sender's {name}"}
+    for name in ("task", "reason", "attempts", "worker", "source_queue", "kind", "picture", "a", "b", "c")
+}
+SENDERS["picture"] = {"DataType": "Binary.png", "BinaryValue": b"\x89PNG"}
+
+
+@pytest.mark.parametrize("number", [0, 6, 9, 10])
+def test_the_senders_attributes_survive_the_way_into_a_dead_letter_and_back(site, number):
+    senders = dict(list(SENDERS.items())[:number])
+    site.sqs.send(site.queue, OutgoingMessage(task_message("proj.add"), senders))
+    for times in (1, 2):
+        (message,) = site.messages(site.queue)
+        assert message.get("MessageAttributes", {}) == senders
+        site.give_up(message)
+        (letter,) = site.receive()
+        site.moves.send_back([letter])
+        assert site.moves.outcome.failed == {}
+        assert len(site.moves.outcome.done) == times
+    assert site.messages(site.queue)[0].get("MessageAttributes", {}) == senders
