@@ -164,7 +164,7 @@ def retry_letters(
             raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
         _move_natively(place, rate, as_json=as_json)
         return
-    with session_of(place, selection, limit, only_earlier=True) as session:
+    with session_of(place, selection, limit) as session:
         if dry_run:
             _show_plan(session, as_json=as_json)
             if session.missing():

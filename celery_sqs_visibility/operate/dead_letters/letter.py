@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -26,6 +27,9 @@ MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by
 
 #: Content types that may be decoded here. Not pickle: who looks at a message does not run it.
 LEGIBLE_CONTENT: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
+
+#: A number of attempts. Whoever may send to the dead-letter queue may write anything: int() refuses "²".
+NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 #: Characters of an id that a table shows, and that suffice to name a message.
 SHORT_ID_CHARACTERS: Final = 8
@@ -85,20 +89,25 @@ class Letter:
         """The queue that it was given up in: Celery's name or, of one that SQS moved, SQS's."""
         return self.said.get("source_queue") or self.system.get(SOURCE_ARN, "").rpartition(":")[2] or None
 
+    @property
+    def sent(self) -> float:
+        """When it was given up or, where SQS moved it, sent: in seconds since the epoch, by SQS's clock."""
+        return int(self.system.get("SentTimestamp", 0)) / 1000
+
     def age(self, now: float) -> float:
-        """Seconds since it was given up or, where SQS moved it, since it was sent."""
-        return max(0.0, now - int(self.system.get("SentTimestamp", 0)) / 1000)
+        """Seconds since then."""
+        return max(0.0, now - self.sent)
 
     def summary(self, now: float) -> dict[str, Any]:
         """The letter's facts for a list."""
-        attempts = self.said.get("attempts")
+        attempts = self.said.get("attempts", "")
         return {
             "id": self.id,
             "task": self.task,
             "task_id": self.task_id,
             "exception": self.said.get("exception"),
             "reason": self.reason,
-            "attempts": int(attempts) if attempts and attempts.isdigit() else None,
+            "attempts": int(attempts) if NUMBER.fullmatch(attempts) else None,
             "age_seconds": round(self.age(now)),
             "source_queue": self.source,
             "worker": self.said.get("worker"),
@@ -146,8 +155,6 @@ class Selection:
         newer_than: seconds.
         sources: names of the queue that they were given up in; `None` is any. A letter that names no queue
             is any queue's.
-        sent_before: seconds since the epoch, by SQS's clock. A letter that was sent back
-            may fail, and be here again, at once.
     """
 
     ids: Collection[str] = ()
@@ -156,7 +163,6 @@ class Selection:
     older_than: float | None = None
     newer_than: float | None = None
     sources: Collection[str] | None = None
-    sent_before: float | None = None
 
     def is_of_source(self, letter: Letter) -> bool:
         """Whether the letter was given up in one of the queues."""
@@ -174,7 +180,6 @@ class Selection:
             and (not self.ids or bool(self.named(letter)))
             and (self.task is None or fnmatchcase(letter.task or "", self.task))
             and (self.exception is None or _matches(letter.said.get("exception", ""), self.exception))
-            and (self.sent_before is None or now - age < self.sent_before)
             and (self.older_than is None or age >= self.older_than)
             and (self.newer_than is None or age < self.newer_than)
         )

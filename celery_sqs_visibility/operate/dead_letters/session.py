@@ -5,12 +5,13 @@ What it receives is hidden from others until the end, extended meanwhile, and gi
 
 from __future__ import annotations
 
+import math
 import select
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Final, TextIO
 
@@ -41,7 +42,7 @@ HOLD_SECONDS: Final = 120
 #: A long poll, since a short one asks only some of SQS's servers.
 WAIT_SECONDS: Final = 1
 
-#: After this many receives in a row that bring only known messages there is nothing new.
+#: After this many receives in a row that bring only known or only later messages there is nothing left.
 MOST_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
@@ -55,6 +56,8 @@ LEFT_OUT: Final = (
     "Left out: {} of {!r} that somebody else has received: another command, a worker or a Lambda function. A "
     f"command gives them back at its end, or {HOLD_SECONDS} s after it was killed."
 )
+
+LATER: Final = "Left out: {} that came after this command began."
 
 #: How often an answer is looked for, in seconds.
 ANSWER_SECONDS: Final = 0.5
@@ -243,8 +246,10 @@ class Session:
         limit: most of them.
         held: the messages that were received.
         stop: set at Ctrl-C and SIGTERM.
-        others: letters of other queues that were seen and left alone.
         clock_offset: seconds that this machine's clock is ahead of SQS's, by which letters have their ages.
+        began: when it began, in seconds since the epoch by SQS's clock. Later letters are left alone.
+        others: letters of other queues that were seen and left alone.
+        later: letters that came later, likewise.
     """
 
     place: Place
@@ -253,7 +258,9 @@ class Session:
     held: HeldMessages
     stop: threading.Event
     clock_offset: float = 0.0
+    began: float = math.inf
     others: int = field(default=0, init=False)
+    later: int = field(default=0, init=False)
     _found: set[str] = field(default_factory=set, init=False)
 
     def now(self) -> float:
@@ -290,32 +297,37 @@ class Session:
         return answer in {"y", "yes"}
 
     def batches(self) -> Iterator[list[Letter]]:
-        """The selected letters, as they are received."""
+        """The selected letters, as they are received.
+
+        They end once a few receives in a row have brought none from before the beginning: letters that were
+        sent back may fail, and be here again, at once.
+        """
         left = sys.maxsize if self.limit is None else self.limit
+        without = 0
         readable = self.place.context.options.readable_payloads
         with self._progress() as advance:
             for messages in self.held.batches():
-                letters = [read_letter(self.place.letters, message, readable) for message in messages]
+                read = [read_letter(self.place.letters, message, readable) for message in messages]
+                letters = [letter for letter in read if self._is_earlier(letter)]
+                self.later += len(read) - len(letters)
                 meant = self._meant(letters)[:left]
                 self._found.update(*map(self.selection.named, meant))
                 if meant:
                     yield meant
                 advance(len(messages))
                 left -= len(meant)
-                if left <= 0 or self._has_all(meant):
+                without = 0 if letters else without + 1
+                if left <= 0 or without == MOST_REPEATS or self._has_all(meant):
                     return
 
     def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
         now = self.now()
         self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-        return [letter for letter in letters if self._takes(letter, now)]
+        return [letter for letter in letters if self.selection.takes(letter, now)]
 
-    def _takes(self, letter: Letter, now: float) -> bool:
-        """Whether the letter is selected; the first that an id names is, whatever the clocks say."""
-        asked = self.selection
-        if asked.named(letter) - self._found:
-            asked = replace(asked, sent_before=None)
-        return asked.takes(letter, now)
+    def _is_earlier(self, letter: Letter) -> bool:
+        """Whether it was sent before the beginning; the first that an id names counts as earlier."""
+        return letter.sent < self.began or bool(self.selection.named(letter) - self._found)
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
         """Whether a single letter was asked for by its whole id, and is there."""
@@ -340,23 +352,16 @@ def _bar(length: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def session_of(
-    place: Place, selection: Selection, limit: int | None, *, only_earlier: bool = False
-) -> Iterator[Session]:
-    """Look at dead letters; at the end all that were neither deleted nor sent back are visible again.
-
-    With `only_earlier` letters that come while it lasts are left alone.
-    """
+def session_of(place: Place, selection: Selection, limit: int | None) -> Iterator[Session]:
+    """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
     if place.moves_on:
         say(MOVES_ON.format(place.letters.name), err=True)
     with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
         ahead = clock_offset(place.letters.sqs.location().endpoint) or 0.0
         ahead = ahead if abs(ahead) > OFFSET_ERROR_SECONDS else 0.0
-        session = Session(place, selection, limit, held, stop, ahead)
-        if only_earlier:
-            error = OFFSET_ERROR_SECONDS if session.clock_offset else 0.0
-            session.selection = replace(selection, sent_before=session.now() + error)
+        began = SYSTEM_CLOCK.wall() - ahead + (OFFSET_ERROR_SECONDS if ahead else 0.0)
+        session = Session(place, selection, limit, held, stop, ahead, began)
         try:
             yield session
             elsewhere = session.number_elsewhere()
@@ -369,6 +374,8 @@ def session_of(
                 )
     if elsewhere:
         say(LEFT_OUT.format(counted(elsewhere, "message"), place.letters.name), err=True)
+    if session.later:
+        say(LATER.format(counted(session.later, "dead letter")), err=True)
     if session.others:
         say(
             f"Left out: {counted(session.others, 'dead letter')} of other queues; --any-source takes them, "

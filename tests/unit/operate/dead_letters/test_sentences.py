@@ -51,6 +51,7 @@ def test_sqs_own_move_takes_no_choice(site, run, chosen):
 def test_a_list_that_is_full_may_not_be_whole(site, run, number, is_told):
     for _ in range(number):
         site.add()
+    site.clock.advance(1)
     listed = run("list", "orders", "--limit", "2").stdout
     assert ("There may be more than 2: see --limit." in listed) is is_told
 

@@ -18,7 +18,7 @@ def look(site, monkeypatch, ahead=None, **selection):
     """The ids of the letters that a retry takes, and those that it misses."""
     monkeypatch.setattr(module, "clock_offset", lambda _endpoint: ahead)
     monkeypatch.setattr(module, "SYSTEM_CLOCK", site.clock)
-    with session_of(site.place, Selection(**selection), None, only_earlier=True) as session:
+    with session_of(site.place, Selection(**selection), None) as session:
         site.clock.advance(1)
         return [letter.id for batch in session.batches() for letter in batch], session.missing()
 
@@ -39,7 +39,7 @@ def test_what_an_id_names_is_not_taken_again_when_it_fails_anew(site, monkeypatc
     monkeypatch.setattr(module, "SYSTEM_CLOCK", site.clock)
     site.add(task_id="a-task-of-a")
     taken = 0
-    with session_of(site.place, Selection(ids=["a-task-o"]), None, only_earlier=True) as session:
+    with session_of(site.place, Selection(ids=["a-task-o"]), None) as session:
         for batch in session.batches():
             taken += len(batch)
             site.add(task_id="a-task-of-a")
@@ -55,6 +55,31 @@ def test_letters_that_a_killed_command_has_left_hidden_are_told_of(site, monkeyp
     with session_of(anew, Selection(), None) as session:
         assert list(session.batches()) == []
     assert "Left out: 1 message of 'dead' that somebody else has received" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exception", [None, "Trouble"])
+def test_letters_that_arrive_meanwhile_are_left_and_do_not_keep_a_look_from_its_end(
+    site, monkeypatch, capsys, exception
+):
+    monkeypatch.setattr(module, "clock_offset", lambda _endpoint: None)
+    monkeypatch.setattr(module, "SYSTEM_CLOCK", site.clock)
+    ids = {site.add(exception="Trouble: in vain") for _ in range(24)}
+    site.clock.advance(1)
+    receive, requests = site.sqs.receive, []
+
+    def arriving(*arguments):
+        requests.append(1)
+        assert len(requests) < 50, "it does not end"
+        for _ in range(11):
+            site.add(exception="Trouble: in vain")
+        return receive(*arguments)
+
+    monkeypatch.setattr(site.sqs, "receive", arriving)
+    with session_of(site.place, Selection(exception=exception), None) as session:
+        assert listed(session) == ids
+    assert len(requests) <= 3 + module.MOST_REPEATS
+    assert "Left out: 36 dead letters that came after this command began" in capsys.readouterr().err
+    assert "NotVisible': '0'" in str(site.sqs.queue_attributes(site.letters, ["All"]))
 
 
 def listed(session):
