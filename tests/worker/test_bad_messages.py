@@ -104,7 +104,7 @@ def test_thousands_of_bad_messages_are_dead_letters_and_every_good_one_runs_once
             pytest.fail(f"{site.proxy.calls()}\n{worker.log[-20_000:]}")
         reasons, _ = take(sqs, dead_url)
         assert all(reasons.values())
-        moved.update(reasons)
+        moved.update(list(reasons))
         site.proxy.clear()
     runs = Counter(entry["key"] for entry in site.diary.entries("started") if entry["id"].startswith("good-"))
     assert len(runs) == GOOD * BAD_MESSAGES / WAVE
