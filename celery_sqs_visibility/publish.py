@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import warnings
@@ -36,6 +37,11 @@ LOGGED_IDS: Final = 10
 NOT_OPENED: Final = (
     "publish_batch(app) was called and its block never opened, so each message was sent by itself: write "
     "'with publish_batch(app):' around what publishes"
+)
+
+NOT_DECORATED: Final = (
+    "publish_batch(app) cannot decorate {!r}: its body runs after the call has returned, outside the block. "
+    "Remove the decorator, and write 'with publish_batch(app):' in the body"
 )
 
 
@@ -103,8 +109,15 @@ class PublishBlock(AbstractContextManager[Batch]):
         return self._block.__exit__(kind, error, trace)
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
-        """Open a block for each call of the function."""
+        """Open a block for each call of the function.
+
+        Raises:
+            TypeError: it is a coroutine function or a generator, whose body runs after its call has returned.
+        """
         self._is_used = True
+        kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
+        if any(is_of_kind(function) for is_of_kind in kinds):
+            raise TypeError(NOT_DECORATED.format(function))
         return self._block(function)
 
     def __del__(self) -> None:

@@ -90,6 +90,24 @@ def test_a_block_that_is_never_opened_is_told_where_it_is_forgotten(site):
     assert not site.publish("a")
 
 
+async def coroutine():
+    pass
+
+
+def generator():
+    yield
+
+
+async def asynchronous_generator():
+    yield
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, asynchronous_generator])
+def test_as_a_decorator_it_refuses_a_function_whose_call_only_begins_its_body(function):
+    with pytest.raises(TypeError, match=f"{function.__name__}.*write 'with publish_batch"):
+        publish_batch("app")(function)
+
+
 def test_as_a_decorator_it_opens_a_block_for_each_call(site):
     @publish_batch("app")
     def publish_two():
