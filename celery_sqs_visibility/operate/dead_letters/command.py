@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from celery_sqs_visibility.aws.queues import VISIBLE, Queue, count
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
+from celery_sqs_visibility.errors import RefusedError, SQSError
 from celery_sqs_visibility.operate.dead_letters.letter import SHORT_ID_CHARACTERS, Letter, Selection
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
 from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
@@ -267,10 +267,10 @@ def _show_plan(session: Session, *, as_json: bool) -> None:
 
 
 def _named_target(place: Place, letter: Letter) -> str:
-    """Celery's name of the queue that a letter goes to; as the letter has it, where there is none."""
+    """Celery's name of the queue that a letter goes to; as the letter has it, where SQS has none."""
     try:
         return place.target_of(letter).name
-    except QueueDoesNotExistError:
+    except RefusedError:
         return str(letter.source)
 
 

@@ -23,7 +23,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import of_the_sender
 from celery_sqs_visibility.errors import (
     ObjectDoesNotExistError,
-    QueueDoesNotExistError,
+    RefusedError,
     SQSError,
     TooLargeError,
     UnavailableError,
@@ -124,7 +124,7 @@ class Moves:
         """The queue that the letter goes to; `None` if it stays, for the reason in the outcome."""
         try:
             target = self.place.target_of(letter)
-        except QueueDoesNotExistError as error:
+        except RefusedError as error:
             reason: str | None = str(error)
         else:
             reason = self._why_not(letter) or self._why_not_to(target)

@@ -15,6 +15,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
+from celery_sqs_visibility.operate.dead_letters.command import _named_target
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import batches_of, message_to_send_back
 from celery_sqs_visibility.operate.invocation import ATTEMPTS
@@ -125,6 +126,17 @@ def test_a_letter_goes_to_the_queue_that_it_says(site):
     site.moves.send_back(site.receive())
     assert len(site.messages(others)) == 1
     assert "'gone'" in site.moves.outcome.failed[gone]
+
+
+@pytest.mark.parametrize("name", ["q" * 100, "", "a b", "ü", "arn:aws:sqs:x", "x.fifo.fifo"])
+def test_a_letter_that_names_no_possible_queue_stays_and_stops_no_other(site, name):
+    bad = site.add(source_queue=name or " ")
+    good = site.add()
+    letters = site.receive()
+    assert {_named_target(site.place, letter) for letter in letters} >= {"orders"}
+    site.moves.send_back(letters)
+    assert site.moves.outcome.failed.keys() == {bad}
+    assert site.moves.outcome.done == [good]
 
 
 def test_a_letter_that_sqs_has_moved_keeps_all_its_attributes_and_finds_its_queue(site):
