@@ -74,7 +74,7 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     paths = os.pathsep.join([*map(str, IMPORT_PATHS), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, CONFIG_VARIABLE: encode_config(site.config), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "celery", "-A", "letters", "sqs", "dead-letters"]
-    command += ["retry", site.queue, "--all", "--rate", "2"]
+    command += ["retry", site.queue, "--all", "--yes", "--rate", "2"]
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:

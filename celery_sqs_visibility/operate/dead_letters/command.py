@@ -131,7 +131,9 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 @_filters
 @click.option("--limit", type=click.IntRange(1), help="Most letters.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
-@click.option("--yes", is_flag=True, help="Do not ask before letters go to other queues than QUEUE.")
+@click.option(
+    "--yes", is_flag=True, help="Do not ask before all letters go, or any to other queues than QUEUE."
+)
 @click.option("--dry-run", is_flag=True, help="List what would be sent back, and send nothing.")
 @click.option(
     "--native",
@@ -155,13 +157,16 @@ def retry_letters(
     """Send dead letters back to their queue, with all their attempts.
 
     Each is sent first and deleted second. So it may be interrupted at any moment: a message may then run
-    twice, and none is lost. A letter may name another queue than QUEUE: that is asked about, once for each
-    queue.
+    twice, and none is lost. --all asks before. A letter may name another queue than QUEUE: that is asked
+    about, once for each queue.
     """
     selection = _chosen(place, ids, everything, filters)
+    if native and (ids or dry_run or limit or any(filters.values())):
+        raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
+    if everything and not (yes or dry_run):
+        which = _which(place, ids, filtered=any(filters.values()))
+        click.confirm(f"Run the tasks again of {which}?", abort=True, err=True)
     if native:
-        if ids or dry_run or limit or any(filters.values()):
-            raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
         _move_natively(place, rate, as_json=as_json)
         return
     with session_of(place, selection, limit) as session:
@@ -199,7 +204,8 @@ def delete_letters(
     """Delete dead letters for good."""
     selection = _chosen(place, ids, everything, filters)
     if not yes:
-        click.confirm(_question(place, ids, any(filters.values())), abort=True, err=True)
+        which = _which(place, ids, filtered=any(filters.values()))
+        click.confirm(f"Delete {which} for good?", abort=True, err=True)
     with session_of(place, selection, limit) as session:
         moves = Moves(place, session.held, session.stop)
         with _told("deleted", moves.outcome, session, as_json=as_json):
@@ -235,7 +241,8 @@ def _checked_id(text: str) -> str:
     return text
 
 
-def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noqa: FBT001
+def _which(place: Place, ids: tuple[str, ...], *, filtered: bool) -> str:
+    """The letters that a question is about."""
     if ids:
         which = counted(len(ids), LETTER)
     elif filtered:
@@ -245,7 +252,7 @@ def _question(place: Place, ids: tuple[str, ...], filtered: bool) -> str:  # noq
             which = f"all dead letters (about {count(place.letters, VISIBLE)})"
         except SQSError:
             which = "all dead letters"
-    return f"Delete {which} of queue {place.source.name!r} from {place.letters.name!r} for good?"
+    return f"{which} of queue {place.source.name!r} from {place.letters.name!r}"
 
 
 def _agrees(session: Session, target: Queue) -> bool:

@@ -23,13 +23,13 @@ def moves(site):
 
 def test_sqs_moves_all_letters_itself(site, run):
     site.add()
-    done = run("retry", "orders", "--all", "--native", "--rate", "7")
+    done = run("retry", "orders", "--all", "--native", "--rate", "7", "--yes")
     assert (done.exit_code, done.stdout) == (0, "SQS moved 1 message to 'orders'.\n")
     assert [each["per_second"] for each in moves(site)] == [7]
     assert len(site.messages(site.queue)) == 1
     site.clock.advance(1)
     site.add()
-    assert json.loads(run("retry", "orders", "--all", "--native", "--json").stdout) == {
+    assert json.loads(run("retry", "orders", "--all", "--native", "--yes", "--json").stdout) == {
         "moved": 1,
         "to": "orders",
     }
@@ -117,3 +117,13 @@ def test_a_dry_run_tells_of_letters_that_are_not_there(site, run):
     done = run("retry", "orders", "b2a660b2", "--dry-run")
     assert done.exit_code != 0
     assert "b2a660b2" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize("options", [[], ["--native"], ["--task", "proj.*"]], ids=" ".join)
+@pytest.mark.parametrize(("typed", "is_sent"), [("y\n", True), ("n\n", False), ("", False)])
+def test_a_retry_of_all_is_asked_about_and_no_answer_means_no(site, run, options, typed, is_sent):
+    site.add()
+    site.clock.advance(1)
+    done = run("retry", "orders", "--all", *options, typed=typed)
+    assert "from 'dead'? [y/N]" in done.stderr
+    assert (done.exit_code, len(site.messages(site.queue))) == ((0, 1) if is_sent else (1, 0))
