@@ -14,7 +14,6 @@ from celery_sqs_visibility.policy.message_attributes import (
     last_lines,
     legal,
     message_bytes,
-    size,
     too_large,
 )
 
