@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 
-#: Seconds without a touch after which whoever was processing an object is taken for dead. Less than the
-#: visibility timeout: by the time its message comes back, the object is free.
+#: Seconds without a sign of life after which whoever was processing an object is taken for dead.
 PROCESS_TIMEOUT = 60.0
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     object TEXT PRIMARY KEY,
     state TEXT NOT NULL CHECK (state IN ('unprocessed', 'processing', 'processed')),
-    touched_at REAL NOT NULL,
+    taken_until REAL NOT NULL,
     place INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS orders (
@@ -48,26 +47,33 @@ class Records:
         with closing(sqlite3.connect(path, timeout=30)) as database:
             database.executescript(SCHEMA)
 
-    def claim(self, name: str) -> Claim:
-        """Begin to process an object, unless it is done, or somebody alive is at it."""
+    def claim(self, name: str, seconds: float) -> Claim:
+        """Begin to process an object, unless it is done, or somebody alive is at it.
+
+        Args:
+            name: of the object.
+            seconds: how long our message stays hidden, `self.visibility.remaining()`. The record is ours for
+                no longer, and for `PROCESS_TIMEOUT` at the most. So one clock decides both: if we die, the
+                object is free by the time its message comes back.
+        """
         with self._transaction() as database:
-            state, touched_at, _ = self._record(database, name)
+            state, taken_until, _ = self._record(database, name)
             if state == "processed":
                 return Claim.PROCESSED
-            if state == "processing" and self._now() - touched_at < PROCESS_TIMEOUT:
+            if state == "processing" and self._now() < taken_until:
                 return Claim.TAKEN
-            self._set(database, name, "processing")
+            self._set(database, name, "processing", seconds)
             return Claim.OURS
 
-    def keep(self, name: str, orders: Iterable[Order], place: int) -> None:
-        """Store the orders up to that line, and tell the others that we are alive.
+    def keep(self, name: str, orders: Iterable[Order], place: int, seconds: float) -> None:
+        """Store the orders up to that line, and hold the record for `seconds` from now, as `claim` does.
 
         The same orders twice are stored once.
         """
         with self._transaction() as database:
             rows = [(name, *order) for order in orders]
             database.executemany("INSERT OR REPLACE INTO orders VALUES (?, ?, ?, ?)", rows)
-            self._set(database, name, "processing", place)
+            self._set(database, name, "processing", seconds, place)
 
     def kept(self, name: str) -> tuple[int, int]:
         """How many orders were stored so far, and our place: the last line that need not be read again."""
@@ -97,16 +103,18 @@ class Records:
             ).fetchall()
 
     def _record(self, database: sqlite3.Connection, name: str) -> tuple[str, float, int]:
-        query = "SELECT state, touched_at, place FROM records WHERE object = ?"
+        query = "SELECT state, taken_until, place FROM records WHERE object = ?"
         return database.execute(query, (name,)).fetchone() or ("unprocessed", 0.0, 0)
 
-    def _set(self, database: sqlite3.Connection, name: str, state: str, place: int = 0) -> None:
+    def _set(
+        self, database: sqlite3.Connection, name: str, state: str, seconds: float = 0, place: int = 0
+    ) -> None:
         database.execute(
-            # Never back from processed: whoever was taken for dead may go on, after another has finished.
+            # Never back from processed, nor to an earlier time: whoever was taken for dead may go on.
             "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (object) DO UPDATE SET "
             "state = CASE state WHEN 'processed' THEN state ELSE excluded.state END, "
-            "touched_at = excluded.touched_at, place = max(place, excluded.place)",
-            (name, state, self._now(), place),
+            "taken_until = max(taken_until, excluded.taken_until), place = max(place, excluded.place)",
+            (name, state, self._now() + min(seconds, PROCESS_TIMEOUT), place),
         )
 
     @contextmanager

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -10,11 +11,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from celery.exceptions import Reject
 from celery.utils.log import get_task_logger
 
 from celery_sqs_visibility import VisibilityTask, s3_object
 from proj.celery import app
-from proj.records import Claim, Order, Records
+from proj.records import PROCESS_TIMEOUT, Claim, Order, Records
 
 logger = get_task_logger(__name__)
 
@@ -25,41 +27,46 @@ TOO_MANY_REQUESTS = 429
 SERVER_ERRORS = range(500, 600)
 
 
-class TakenError(Exception):
-    """Another worker is importing the object. It may yet die, so the message must come back."""
-
-
 @app.task(bind=True, sqs_event="s3:ObjectCreated:*", error_visibility_timeout=[10, 60, 300], max_retries=5)
 def import_object(self: VisibilityTask, record: dict[str, Any]) -> str:
     """Import the orders of an object that has arrived: CSV, an order number and an amount per line."""
     bucket, key, _ = s3_object(record)
     records = Records(app.conf.proj_database)
     name = f"{bucket}/{key}"
-    claim = records.claim(name)
+    claim = records.claim(name, self.visibility.remaining())
     if claim is Claim.PROCESSED:
-        logger.info("%s was imported before", name)
+        logger.info("%s: skipped, since it was imported before", name)
         return "imported before"
     if claim is Claim.TAKEN:
-        raise TakenError(name)
+        # That worker may yet die, so look again later, in a new message: an error would cost an attempt.
+        logger.info("%s: skipped for %d s, since another worker imports it", name, PROCESS_TIMEOUT)
+        return self.replace(self.signature((record,), countdown=PROCESS_TIMEOUT))
     try:
-        return _import_lines(self, records, name, download(bucket, key))
-    except BaseException:
+        result = _import_lines(self, records, name, download(bucket, key))
+    except BaseException as error:
         # Also when a time limit ends us, or the shutdown. An error never deletes: it propagates, and the
         # message comes back.
-        records.give_back(name)
+        if not self.visibility.lost:  # or another worker may have the object by now
+            records.give_back(name)
+        # A shutdown is no failure.
+        level = logging.INFO if isinstance(error, Reject) else logging.WARNING
+        logger.log(level, "%s: import ends early: %r", name, error)
         raise
+    logger.info("%s: imported, %s", name, result)
+    return result
 
 
 def _import_lines(task: VisibilityTask, records: Records, name: str, lines: Iterable[bytes]) -> str:
     imported, place = records.kept(name)  # by a run before this one
+    logger.info("%s: import begins after line %d", name, place)
     numbered = islice(enumerate(lines, start=1), place, None)
     while some := list(islice(numbered, LINES_AT_A_TIME)):
-        if task.visibility.stopping:
-            # Our place is saved: whoever gets the message next, which is at once, goes on from there.
+        if task.visibility.stopping or task.visibility.lost:
+            # Our place is saved: whoever gets the message next goes on from there.
             task.visibility.release()
         orders = list(valid_orders(name, some))
         place, _ = some[-1]
-        records.keep(name, orders, place)
+        records.keep(name, orders, place, task.visibility.remaining())
         imported += len(orders)
     records.finish(name)
     skipped = place - imported

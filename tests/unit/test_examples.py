@@ -11,7 +11,7 @@ from demo.plan import Plan
 from demo.story import Story
 from proj.celery import app
 from proj.records import PROCESS_TIMEOUT, Claim, Records
-from proj.tasks import RefusedError, TakenError, WebhookError, import_object, parse_order
+from proj.tasks import RefusedError, WebhookError, import_object, parse_order
 from support.aws_events import s3_record
 
 from celery_sqs_visibility.visibility import Visibility
@@ -20,6 +20,7 @@ from celery_sqs_visibility.visibility import Visibility
 _state._set_current_app(None)
 
 NAME = "shop/day.csv"
+HOURS = 12 * 3600.0
 RECORD = s3_record(key="day.csv")
 
 
@@ -66,33 +67,44 @@ class TestRecords:
     def test_an_object_is_claimed_once_unless_given_back_or_left_by_the_dead_and_processed_once(
         self, records, wall
     ):
-        assert records.claim(NAME) is Claim.OURS
-        assert records.claim(NAME) is Claim.TAKEN
+        assert records.claim(NAME, HOURS) is Claim.OURS
+        assert records.claim(NAME, HOURS) is Claim.TAKEN
         records.give_back(NAME)
-        assert records.claim(NAME) is Claim.OURS
+        assert records.claim(NAME, HOURS) is Claim.OURS
         wall.now += PROCESS_TIMEOUT - 1
-        records.keep(NAME, [], 1)
+        records.keep(NAME, [], 1, HOURS)
         wall.now += PROCESS_TIMEOUT - 1
-        assert records.claim(NAME) is Claim.TAKEN, "a worker that makes progress is not dead"
+        assert records.claim(NAME, HOURS) is Claim.TAKEN, "a worker that makes progress is not dead"
         wall.now += 1
-        assert records.claim(NAME) is Claim.OURS
+        assert records.claim(NAME, HOURS) is Claim.OURS
         records.finish(NAME)
         wall.now += 10 * PROCESS_TIMEOUT
-        assert records.claim(NAME) is Claim.PROCESSED
+        assert records.claim(NAME, HOURS) is Claim.PROCESSED
+
+    def test_an_object_is_taken_for_no_longer_than_its_message_is_hidden(self, records, wall):
+        records.claim(NAME, 20)
+        wall.now += 19
+        assert records.claim(NAME, 20) is Claim.TAKEN
+        records.keep(NAME, [], 1, 20)
+        wall.now += 19
+        records.keep(NAME, [], 1, 0)  # by a worker that has lost its message
+        assert records.claim(NAME, 20) is Claim.TAKEN
+        wall.now += 1
+        assert records.claim(NAME, 20) is Claim.OURS
 
     def test_the_place_is_kept_whatever_becomes_of_the_object_and_never_goes_back(self, records):
-        records.claim(NAME)
+        records.claim(NAME, HOURS)
         assert records.kept(NAME) == (0, 0)
-        records.keep(NAME, [(3, "c", 300)], 3)
+        records.keep(NAME, [(3, "c", 300)], 3, HOURS)
         records.give_back(NAME)
-        records.claim(NAME)
+        records.claim(NAME, HOURS)
         assert records.kept(NAME) == (1, 3)
-        records.keep(NAME, [(1, "a", 100)], 1)
+        records.keep(NAME, [(1, "a", 100)], 1, HOURS)
         assert records.kept(NAME) == (2, 3)
 
     def test_the_same_orders_twice_are_stored_once_and_objects_do_not_mix(self, records):
-        records.keep(NAME, [(1, "a", 100), (2, "b", 200)], 2)
-        records.keep(NAME, [(2, "b", 200), (3, "c", 300)], 3)
+        records.keep(NAME, [(1, "a", 100), (2, "b", 200)], 2, HOURS)
+        records.keep(NAME, [(2, "b", 200), (3, "c", 300)], 3, HOURS)
         assert records.orders(NAME) == [(1, "a", 100), (2, "b", 200), (3, "c", 300)]
         other = "shop/other.csv"
         assert (records.orders(other), records.kept(other)) == ([], (0, 0))
@@ -137,11 +149,23 @@ class TestImport:
         assert import_object(RECORD) == "4 orders, 1 skipped"
         assert [cents for _, _, cents in records.orders(NAME)] == [100, 300, 400, 500]
 
-    def test_what_another_worker_imports_is_an_error_so_that_the_message_comes_back(self, put, tmp_path):
-        put(b"a,1.00\n")
-        Records(str(tmp_path / "proj.sqlite3")).claim(NAME)
-        with pytest.raises(TakenError):
+    def test_each_run_names_its_object_when_it_begins_ends_fails_and_is_skipped(self, put, caplog):
+        caplog.set_level("INFO", logger="proj.tasks")
+        with pytest.raises(FileNotFoundError):
             import_object(RECORD)
+        put(b"a,1.00\n")
+        import_object(RECORD)
+        import_object(RECORD)
+        begins = ("INFO", f"{NAME}: import begins after line 0")
+        assert [
+            (record.levelname, record.getMessage().partition(": File")[0]) for record in caplog.records
+        ] == [
+            begins,
+            ("WARNING", f"{NAME}: import ends early"),
+            begins,
+            ("INFO", f"{NAME}: imported, 1 orders"),
+            ("INFO", f"{NAME}: skipped, since it was imported before"),
+        ]
 
     @pytest.mark.parametrize("line", [b"", b"a", b"a,", b",1", b"a,x", b"a,1,2", b"a,NaN", b"a,0.001"])
     def test_a_line_without_number_and_amount_is_no_order(self, line):

@@ -39,7 +39,7 @@ def start_proj(start_worker, queue, tmp_path):
         "PROJ_DATABASE": str(tmp_path / "proj.sqlite3"),
         "PROJ_RESULT_BACKEND": f"file://{tmp_path / 'results'}",
     }
-    return lambda: start_worker("proj", env=env, import_paths=[TESTS.parent / "examples"], concurrency=1)
+    return lambda: start_worker("proj", env=env, import_paths=[TESTS.parent / "examples"], concurrency=2)
 
 
 @pytest.mark.prefork_only("an import leaves a green pool's loop no time for anything else")
@@ -51,9 +51,14 @@ def test_an_import_that_a_shutdown_interrupts_goes_on_from_its_place(make_site, 
     result = site.app.AsyncResult(task_id_for(sent["MessageId"]))
     first = start_proj()
     wait_until(lambda: records.kept(NAME)[1], 30, "a place in the middle")
+    # S3 notifies again: this notification waits beside the queue's other messages, and uses up no attempt.
+    site.sqs.send_message(QueueUrl=site.url, MessageBody=notification)
+    first.wait_for_log(f"{NAME}: skipped for 60 s, since another worker imports it")
+    first.wait_for_log("ignored")
     first.terminate()
     assert first.wait_exit(10) == 0
     assert "orphaned" not in first.log
+    assert "failed at attempt" not in first.log
     imported, place = records.kept(NAME)
     assert 0 < imported == place < LINES
     assert records.state(NAME) == "unprocessed"
