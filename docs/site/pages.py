@@ -45,6 +45,7 @@ NAVIGATION = {
     "How-to: tasks and queues": [
         "retries",
         "long-tasks",
+        "money",
         "lost-messages",
         "exclusive-tasks",
         "exclusive-stores",
