@@ -25,6 +25,7 @@ SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
 NAVIGATION = {
     "Start": [
         "quickstart",
+        "example-project",
         "pages",
         "before-production",
         "connecting",

@@ -96,6 +96,14 @@ class Records:
         with self._transaction() as database:
             return self._record(database, name)[0]
 
+    def left(self) -> list[str]:
+        """Objects that nobody processes, though a run began: their workers died, or lost their messages."""
+        with self._transaction() as database:
+            query = (
+                "SELECT object FROM records WHERE state = 'processing' AND taken_until <= ? ORDER BY object"
+            )
+            return [name for (name,) in database.execute(query, (self._now(),))]
+
     def orders(self, name: str) -> list[Order]:
         with self._transaction() as database:
             return database.execute(

@@ -92,6 +92,14 @@ class TestRecords:
         wall.now += 1
         assert records.claim(NAME, 20) is Claim.OURS
 
+    def test_what_the_dead_have_left_is_known_once_their_time_is_over(self, records, wall):
+        records.claim(NAME, 20)
+        assert records.left() == []
+        wall.now += 20
+        assert records.left() == [NAME]
+        records.finish(NAME)
+        assert records.left() == []
+
     def test_the_place_is_kept_whatever_becomes_of_the_object_and_never_goes_back(self, records):
         records.claim(NAME, HOURS)
         assert records.kept(NAME) == (0, 0)
