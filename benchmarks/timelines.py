@@ -96,9 +96,9 @@ class Stage:
         self.workers[name] = self._stack.enter_context(worker)
         worker.wait_ready()
 
-    def send(self, message, *args):
+    def send(self, message, *args, task="work"):
         """Publish a task whose id is `message`."""
-        self.app.send_task("timelines_tasks.work", args, task_id=message)
+        self.app.send_task(f"timelines_tasks.{task}", args, task_id=message)
         self._note("sent", at=self.producer.calls("SendMessage")[-1].started, message=message)
 
     def let_receive(self, *messages):
@@ -188,6 +188,24 @@ def life():
         return stage.recorded()
 
 
+def error():
+    """A task fails, and nothing says when it is to come back."""
+    with Stage(OURS, SHORT) as stage:
+        stage.start("worker 1")
+        stage.send("import", 2, 2)
+        stage.wait_for_end(1)
+        return stage.recorded()
+
+
+def no_life():
+    """A run shows no life for longer than its `inactivity_timeout`."""
+    with Stage(OURS, SHORT, error_visibility_timeout=4) as stage:
+        stage.start("worker 1")
+        stage.send("import", task="hang")
+        stage.wait_for_end(1)
+        return stage.recorded()
+
+
 def long_task(transport):
     """A task outlasts its timeout; another worker is idle."""
     with Stage(transport, SHORT) as stage:
@@ -230,6 +248,8 @@ def deploy():
 
 SCENES = {
     "life": lambda: {"": life()},
+    "error": lambda: {"": error()},
+    "no-life": lambda: {"": no_life()},
     "long-task": lambda: {"kombu's transport": long_task(STOCK), "this package": long_task(OURS)},
     "crash": lambda: {"kombu's transport": crash(STOCK, LONG), "this package": crash(OURS, SHORT)},
     "deploy": lambda: {"": deploy()},
@@ -245,6 +265,7 @@ def main():
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     for name in [] if arguments.draw else [arguments.scene] if arguments.scene else SCENES:
         record[name] = SCENES[name]()
+        record = {each: record[each] for each in SCENES if each in record}
         print(name, *(f"{len(events)} events" for events in record[name].values()), flush=True)
     RECORD.write_text(text_of(record))
     write_pictures(record)

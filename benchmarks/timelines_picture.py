@@ -18,12 +18,20 @@ MANY = 25
 
 TITLES = {
     "life": "A message's life",
+    "error": "A run fails, without an error_visibility_timeout",
+    "no-life": "A run shows no life, with an inactivity_timeout of 3 s",
     "long-task": "A task of 9 s, a visibility timeout of 6 s, two workers",
     "crash": "A worker is killed",
     "deploy": "A worker of two slots gets SIGTERM",
 }
 #: What a run's end is called.
-ENDS = {"done": "succeeds", "failed": "fails", "SIGKILL": "is killed", "released": "is given back"}
+ENDS = {
+    "done": "succeeds",
+    "failed": "fails",
+    "SIGKILL": "is killed",
+    "released": "is given back",
+    "inactive": "is ended",
+}
 STYLE = """\
 text{font:11px system-ui,sans-serif;fill:#1f2328}
 .title{font-weight:600;font-size:14px}.name{font-weight:600;font-size:12px}
@@ -85,8 +93,8 @@ def named(events):
         what, message = event["what"], event.get("message")
         if what == "changed":
             what = "released" if event["seconds"] == 0 else "hidden" if message in failed else "extended"
-        if what in ("failed", "received"):
-            (failed.add if what == "failed" else failed.discard)(message)
+        if what in ("failed", "inactive", "received"):
+            (failed.discard if what == "received" else failed.add)(message)
         yield {**event, "what": what}
 
 

@@ -8,6 +8,8 @@ import time
 from support.app import make_app
 from support.diary import note
 
+from celery_sqs_visibility import Failed, subscribe
+
 TASK_CLASS_VARIABLE = "TIMELINE_TASK_CLASS"
 WORKER_VARIABLE = "TIMELINE_WORKER"
 
@@ -28,3 +30,20 @@ def work(self, first: float, then: float | None = None) -> None:
     note("failed" if fails else "done", message=self.request.id, worker=worker)
     if fails:
         raise FirstAttemptError
+
+
+@app.task(bind=True, acks_late=True, ignore_result=True, inactivity_timeout=3)
+def hang(self) -> None:
+    """Show no life in the first attempt, and take two seconds in the next."""
+    note("started", message=self.request.id, worker=os.environ[WORKER_VARIABLE])
+    time.sleep(60 if self.request.retries == 0 else 2)
+    note("done", message=self.request.id, worker=os.environ[WORKER_VARIABLE])
+
+
+def on_failure(failed) -> None:
+    """Write down the end of a run that could not do it itself."""
+    if failed.error.startswith("InactivityError"):
+        note("inactive", message=failed.delivery.task_id, worker=os.environ[WORKER_VARIABLE])
+
+
+subscribe(on_failure, Failed)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-SCENES = ["life", "long-task", "crash", "deploy"]
+SCENES = ["life", "error", "no-life", "long-task", "crash", "deploy"]
 
 
 @pytest.fixture
