@@ -11,6 +11,7 @@ from support.app import without_shared_tasks
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.testing import turned_time
+from celery_sqs_visibility.worker import drain
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/quickstart.md").read_text()
 
@@ -43,6 +44,13 @@ def test_the_tutorials_task_fails_twice_and_comes_back_as_its_log_says():
     assert account.runs == len(hidden) + 1
     assert f'"maxReceiveCount": {attempts + 3}' in PAGE
     names["app"].close()
+
+
+def test_a_worker_that_is_stopped_in_a_run_logs_what_the_tutorial_shows():
+    shown = re.findall(r"^shutdown: (?:\d+ messages )?([a-z ,;]+)", PAGE, flags=re.MULTILINE)
+    source = Path(drain.__file__).read_text()
+    assert len(shown) == 3
+    assert [line for line in shown if line.strip() not in source] == []
 
 
 @pytest.mark.parametrize(
