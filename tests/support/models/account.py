@@ -15,6 +15,7 @@ from support.factories import TIMEOUT
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
+from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, HUNG_AFTER_SECONDS
 
 
@@ -242,7 +243,7 @@ class Account:
         graves = [self.world.sqs._queues[queue.url] for queue in self.world.graves]
         for letter in (letter for grave in graves for letter in grave.messages):
             moved = "DeadLetterQueueSourceArn" in letter.system
-            assert moved or "reason" in letter.message_attributes, "a dead letter says why"
+            assert moved or "reason" in described(letter.message_attributes), "a dead letter says why"
             left.update(self.keys_in(letter.body))
         runs = {key for run in self.world.pool.running for key in run.keys}
         lost = self.keys - self.done - self.given_up - left - runs
