@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from functools import wraps
 from multiprocessing.connection import wait
 from typing import Any, Final, cast
 
 from billiard import common
+from billiard.common import EX_SOFTWARE, human_status
+from billiard.exceptions import WorkerLostError
 
 #: What a pool's process does at SIGTERM (billiard/common.py: `_shutdown_cleanup`), which the end of a chord's
 #: member puts off. Without it a SIGTERM might come between the decision to publish the chord's body and that.
 POOLS_HANDLER: Final = cast("Any", common)._shutdown_cleanup
+
+#: Signals that tell a pool's process to end. It ends by that handler with the signal's number as its status,
+#: at a second one by the signal, or with billiard's own status if that is another signal.
+ENDING_SIGNALS: Final = [getattr(signal, name, None) for name in ("SIGHUP", "SIGQUIT", "SIGTERM")]
+
+TOLD_TO_END: Final = {
+    human_status(status)
+    for number in filter(None, ENDING_SIGNALS)
+    for status in (number, -number, EX_SOFTWARE)
+}
+
+
+def was_told_to_end(lost: BaseException) -> bool:
+    """Whether a run was lost because its process heeded a signal to end.
+
+    The status is in the text alone (billiard/pool.py: `Pool.mark_as_worker_lost`). Without it a run that is
+    ended together with its worker would have failed.
+    """
+    status = str(lost).partition(": ")[2].partition(" Job: ")[0]
+    return isinstance(lost, WorkerLostError) and status in TOLD_TO_END
+
+
+def is_told_to_end() -> bool:
+    """Whether this process of a pool was told to end, and has not yet (billiard/common.py).
+
+    In the run's thread. Without it an error in the cleanup of a run would be taken for the run's failure.
+    """
+    return bool(cast("Any", common)._should_have_exited[0])
 
 
 def processes_of(pool: Any) -> list[Any] | None:

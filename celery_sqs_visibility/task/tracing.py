@@ -22,6 +22,7 @@ from celery.app import trace as celery_trace
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
+from celery_sqs_visibility.contacts.pool import is_told_to_end
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -193,7 +194,9 @@ def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) ->
             return function(*args, **kwargs)
         except (Ignore, Reject, Retry):
             raise
-        except Exception as exc:  # noqa: BLE001 - on_run_failed raises it, or a VisibilityRetry from it
+        except Exception as exc:
+            if is_told_to_end():  # it cut the run short, whose cleanup has failed
+                raise SystemExit from exc
             return task.on_run_failed(exc)
     except VisibilityRetry:
         raise

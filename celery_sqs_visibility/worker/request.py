@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Final
 from weakref import ref
 
@@ -30,6 +31,7 @@ from celery.exceptions import (
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from celery_sqs_visibility.contacts.pool import was_told_to_end
 from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
@@ -55,6 +57,9 @@ KILL_SIGNAME: Final = "SIGKILL"
 
 #: How a pool tells that the process of a run is gone.
 PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
+
+#: A worker's own signal to end may come this long after that to a process of its pool.
+NEXT_SIGNAL_SECONDS: Final = 0.2
 
 #: Where Celery publishes retries.
 RETRY_FILE: Final = Task.retry.__code__.co_filename
@@ -350,7 +355,7 @@ class DeliveryRequest(CeleryRequest):
         return limit is None or attempts_made(receives, self.delivery.parks, self._published_retries) < limit
 
     def _was_killed_for_nothing(self, exc: BaseException) -> bool:
-        """Whether its process was killed by `cancel`, or in the belief that it ran another task.
+        """Whether its process was killed by `cancel`, with the worker, or in the belief that it ran another.
 
         Celery takes every `Terminated` of a run that it did not cancel for a revoked run's, and deletes the
         message.
@@ -359,7 +364,23 @@ class DeliveryRequest(CeleryRequest):
             return False
         if self.already_cancelled:
             return isinstance(exc, PROCESS_GONE)
-        return isinstance(exc, Terminated) and not (self.already_revoked or self._terminated_on_purpose)
+        if self.already_revoked or self._terminated_on_purpose:
+            return False
+        return isinstance(exc, Terminated) or (was_told_to_end(exc) and self._ended_with_worker())
+
+    def _ended_with_worker(self) -> bool:
+        """Whether its process was told to end together with the worker, as by a signal to their group.
+
+        If processes are signalled one after the other, that one may have been the first.
+        """
+        if not self.worker.is_ending:
+            threading.Event().wait(NEXT_SIGNAL_SECONDS)
+        return self.worker.is_ending and not self.acknowledged and not self._has_succeeded
+
+    @cached_property
+    def _has_succeeded(self) -> bool:
+        """Whether the child was lost after it had stored its success (Celery 5.7)."""
+        return self.success_was_stored()
 
     def _come_back_killed(self) -> None:
         state.task_ready(self)

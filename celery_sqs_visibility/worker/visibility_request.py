@@ -149,11 +149,6 @@ class VisibilityRequest(DeliveryRequest):
             return True
         return isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
 
-    @cached_property
-    def _has_succeeded(self) -> bool:
-        """Whether the child was lost after it had stored its success (Celery 5.7)."""
-        return self.success_was_stored()
-
     @property
     def _may_owe_chord(self) -> bool:
         """Whether a run whose success is stored may not have told its chord, or not published its body."""

@@ -45,6 +45,11 @@ class WorkerContext:
         terminate_job = getattr(self.pool, "terminate_job", None)
         return getattr(terminate_job, "__func__", terminate_job) not in {None, BasePool.terminate_job}
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether a shutdown has begun."""
+        return state.should_stop is not None or bool(state.should_terminate)
+
     def kill(self, pid: Any, signal_name: str) -> None:
         """End the run that this process or greenlet of the pool has; see `can_end_runs`."""
         if self.pool is not None:
@@ -56,7 +61,7 @@ class WorkerContext:
         Here, where there are no processes, or once a shutdown has begun: no more runs are sent then.
         """
         leases = lease_table()
-        if self.hub is None or leases is None or state.should_stop is not None or state.should_terminate:
+        if self.hub is None or leases is None or self.is_ending:
             act()
         else:
             self.hub.call_soon(act)

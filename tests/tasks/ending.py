@@ -10,7 +10,7 @@ from pathlib import Path
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
 from support.diary import note
-from work import app, noting
+from work import Trouble, app, noting, stock_late
 
 __all__ = ["app"]
 
@@ -33,6 +33,27 @@ def unwound(self, key, seconds, cleanup):
     finally:
         time.sleep(cleanup)
         note("unwound", key=key)
+
+
+@noting(max_retries=0)
+def slow_once(self, key, seconds):
+    """A run that may fail once only."""
+    time.sleep(seconds)
+
+
+@noting(max_retries=0)
+def failing_as_it_is_cut_short(self, key, seconds):
+    """A run whose cleanup fails."""
+    try:
+        time.sleep(seconds)
+    finally:
+        raise Trouble("the connection is closed")
+
+
+@stock_late
+def stock_late_slow(self, key, seconds):
+    """A run of Celery's own base class."""
+    time.sleep(seconds)
 
 
 @worker_ready.connect(weak=False)

@@ -247,6 +247,12 @@ MENTIONED = [
     ("billiard.pool:Pool._join_exited_workers", "self._cache.values()", "job.worker_pids()"),
     ("celery.concurrency.asynpool:AsynPool._create_write_handlers", "job._write_to = proc"),
     ("billiard.common:_shutdown_cleanup", "sys.exit("),
+    # The loss of a run tells the status of its process in its text alone.
+    ("billiard.pool:Pool.mark_as_worker_lost", "'Worker exited prematurely: {0} Job: {1}.'"),
+    (
+        "billiard.common:_shutdown_cleanup",
+        "os._exit(EX_SOFTWARE) ... _should_have_exited[0] = True ... sys.exit(-(256 - signum))",
+    ),
     # A job that was not sent can be taken back.
     ("billiard.pool:ApplyResult", "self._accepted", "self._callback", "def discard"),
     ("billiard.pool:ApplyResult", "self._cache.pop(self._job, None)"),

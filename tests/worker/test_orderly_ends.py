@@ -107,6 +107,24 @@ def test_where_sigkill_would_come_before_its_end_it_is_lost_with_a_word_in_time_
     assert [site.diary.count(end) for end in ("worker_shutdown", "atexit")] == [1, 1], worker.log
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGQUIT])
+def test_runs_whose_processes_are_told_to_end_with_the_worker_are_given_back(make_site, number):
+    """As systemd tells all processes, `timeout`, honcho, and a terminal."""
+    settings = {"worker_soft_shutdown_timeout": 20}
+    site = make_site(settings, visibility_timeout=60, shutdown_timeout=20, wait_time_seconds=1)
+    dead_letters = site.create_queue_with_dead_letters(5)
+    for name in ("slow_once", "failing_as_it_is_cut_short", "stock_late_slow"):
+        site.app.send_task(f"ending.{name}", [name, 60])
+    worker = site.start("ending", concurrency=3)
+    site.diary.wait_for("started", 3)
+    worker.signal_group(number)
+    site.proxy.wait_for(lambda _: site.counts() == (3, 0), timeout=60)
+    assert worker.wait_exit(60) == (0 if number == signal.SIGTERM else 1)
+    assert worker.log.count("comes back: its process was killed") == 3, worker.log
+    assert site.counts() == (3, 0)
+    assert site.counts(dead_letters) == (0, 0)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_what_hangs_in_the_end_is_cut_off_after_the_bound_that_the_log_states(make_site, pool, tmp_path):
     stuck = tmp_path / "stuck"

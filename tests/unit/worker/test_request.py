@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from functools import partial
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
 from billiard.einfo import ExceptionInfo
+from billiard.pool import Pool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Reject, Retry, Terminated, WorkerLostError
 from celery.worker import state
@@ -218,6 +221,44 @@ def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(
     assert holder.settled == [Release()]
     assert running not in state.active_requests
     assert cancelled or "comes back: its process was killed" in caplog.text
+
+
+def lost_by(status):
+    """What a pool says of a run whose process ended with that status."""
+    lost = []
+    Pool.mark_as_worker_lost(None, SimpleNamespace(_job=3, _set=lambda _, told: lost.append(told[1])), status)
+    return lost[0]
+
+
+@pytest.mark.parametrize("status", [-15, 15, 3, 1, 70])
+@pytest.mark.parametrize("seen", ["before", "meanwhile"])
+def test_a_run_whose_process_was_told_to_end_with_the_worker_is_given_back(
+    running, holder, monkeypatch, status, seen
+):
+    see = partial(monkeypatch.setattr, state, "should_stop", 0)
+    if seen == "before":
+        see()
+    monkeypatch.setattr(Event, "wait", lambda *_: see())  # the signal comes while it is waited for
+    running.on_failure(lost_by(status))
+    assert holder.settled == [Release()]
+    assert running not in state.active_requests
+
+
+@pytest.mark.parametrize(
+    ("status", "ending", "early"),
+    [(-9, True, False), (-11, True, False), (15, False, False), (15, True, True)],
+)
+def test_a_run_that_was_lost_otherwise_or_has_no_message_has_failed(
+    running, holder, monkeypatch, status, ending, early
+):
+    told = []
+    monkeypatch.setattr(Request, "on_failure", lambda self, exc_info, *_: told.append(exc_info))
+    monkeypatch.setattr(Event, "wait", lambda *_: None)
+    monkeypatch.setattr(state, "should_stop", 0 if ending else None)
+    running.acknowledged = early
+    running.on_failure(lost_by(status))
+    assert len(told) == 1
+    assert holder.settled == []
 
 
 def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
