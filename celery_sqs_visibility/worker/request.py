@@ -11,9 +11,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 from weakref import ref
 
 from billiard.common import TERM_SIGNAME
@@ -29,6 +30,7 @@ from celery.exceptions import (
     WorkerLostError,
 )
 from celery.utils.log import get_logger
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import was_told_to_end
@@ -188,6 +190,11 @@ class DeliveryRequest(CeleryRequest):
         self._rejected_by_task = isinstance(exc, Reject)
         if not (isinstance(exc, (Ignore, Retry)) or self._terminated_on_purpose):  # Celery calls `on_retry`
             self.note_outcome("failed")
+        if isinstance(exc, MemoryError):
+            if self.delivery is not None and not self.acknowledged:
+                self._come_back_out_of_memory()
+                return None
+            exc_info = of_another_kind(exc, exc_info)
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -390,6 +397,14 @@ class DeliveryRequest(CeleryRequest):
             )
             self.settle(Release())
 
+    def _come_back_out_of_memory(self) -> None:
+        """Celery would end the worker, and leave the message unacknowledged."""
+        state.task_ready(self)
+        logger.warning(
+            "Task %s[%s] comes back: it ran out of memory", self.name, self.id, extra=self.log_extra()
+        )
+        self.come_back_later()
+
     def _come_back_unknown(self) -> None:
         """Its process does not have the task: it was forked before the worker imported the task's module."""
         state.task_ready(self)
@@ -498,6 +513,13 @@ def exception_of(exc_info: ExceptionInfo) -> BaseException:
     exc: Any = exc_info.exception
     raised: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
     return raised
+
+
+def of_another_kind(exc: BaseException, exc_info: ExceptionInfo) -> ExceptionInfo:
+    """A run's MemoryError, told as an exception that Celery's worker does not raise again, and so ends."""
+    told: Any = copy(exc_info)
+    told.exception = UnpickleableExceptionWrapper.from_exception(exc)
+    return cast("ExceptionInfo", told)
 
 
 def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:

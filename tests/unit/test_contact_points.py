@@ -247,6 +247,8 @@ MENTIONED = [
     ("billiard.pool:Pool._join_exited_workers", "self._cache.values()", "job.worker_pids()"),
     ("celery.concurrency.asynpool:AsynPool._create_write_handlers", "job._write_to = proc"),
     ("billiard.common:_shutdown_cleanup", "sys.exit("),
+    # A run's MemoryError would end the worker.
+    ("celery.worker.request:Request.on_failure", "raise MemoryError(f'Process got: {exc}')"),
     # The loss of a run tells the status of its process in its text alone.
     ("billiard.pool:Pool.mark_as_worker_lost", "'Worker exited prematurely: {0} Job: {1}.'"),
     (

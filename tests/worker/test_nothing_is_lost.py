@@ -72,13 +72,15 @@ def test_an_exit_in_a_stock_task_ends_no_worker_that_has_no_children(make_site, 
     assert worker.running
 
 
-@pytest.mark.own_pool
-def test_what_celery_leaves_unacknowledged_comes_back(make_site, reliability):
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_what_celery_leaves_unacknowledged_comes_back(make_site, pool, reliability):
     site = make_site(visibility_timeout=3)
-    site.start(pool="threads")  # in prefork, Celery ends the worker for want of memory
+    worker = site.start(pool=pool)
     site.send("stock_out_of_memory", "a")
     site.diary.wait_for("done", key="a")
-    reliability("a stock task is out of memory", "on threads, once", ["a"], runs=2)
+    assert worker.running
+    assert "comes back: it ran out of memory" in worker.log
+    reliability("a stock task is out of memory", "once", ["a"], runs=2)
 
 
 @pytest.mark.own_pool

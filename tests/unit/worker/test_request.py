@@ -261,6 +261,24 @@ def test_a_run_that_was_lost_otherwise_or_has_no_message_has_failed(
     assert holder.settled == []
 
 
+class ArrayMemoryError(MemoryError):
+    """As numpy's."""
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("kind", [MemoryError, ArrayMemoryError])
+def test_a_run_that_ran_out_of_memory_does_not_end_the_worker(running, holder, monkeypatch, kind, early):
+    sent = []
+    monkeypatch.setattr(
+        running, "send_event", lambda type_, **fields: sent.append((type_, fields["exception"]))
+    )
+    running.acknowledged = early
+    running.on_failure(exc_info(kind("no room")), return_ok=True)
+    assert holder.settled == ([] if early else [AFTER_AN_ERROR])
+    assert sent == ([("task-failed", repr(kind("no room")))] if early else [])
+    assert running not in state.active_requests
+
+
 def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
     running.cancel(running.worker.pool)
     running.on_failure(exc_info(ValueError("its own")), return_ok=True)
