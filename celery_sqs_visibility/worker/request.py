@@ -515,7 +515,7 @@ def exception_of(exc_info: ExceptionInfo) -> BaseException:
     return raised
 
 
-def of_another_kind(exc: BaseException, exc_info: ExceptionInfo) -> ExceptionInfo:
+def of_another_kind(exc: MemoryError, exc_info: ExceptionInfo) -> ExceptionInfo:
     """A run's MemoryError, told as an exception that Celery's worker does not raise again, and so ends."""
     told: Any = copy(exc_info)
     told.exception = UnpickleableExceptionWrapper.from_exception(exc)
