@@ -134,7 +134,7 @@ class Function:
         if not records:
             return {"batchItemFailures": []}
         until = self._clock.monotonic() + invocation.get_remaining_time_in_millis() / 1000
-        self._holder.begin()
+        self._holder.begin(until)
         with count_invocation(self._clock) if self._writes_metrics else nullcontext():
             self._run_all(self._decoded(records, until), until)
         failed = [record["messageId"] for record in records if record["messageId"] not in self._holder.done]
@@ -217,7 +217,8 @@ class Function:
         payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
         in_time = partial(self._refuse_late, delivery.deadline)
         try:
-            whole: ReceivedMessage = {**message, "Body": fetch(payloads.objects, pointer, in_time)}
+            get = partial(fetch, payloads.objects, pointer, in_time)
+            whole: ReceivedMessage = {**message, "Body": self._holder.in_time(get, ANSWER_SECONDS)}
         except UnreadableError as error:
             return error
         except SQSError as error:

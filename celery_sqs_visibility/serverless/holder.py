@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Final, TypeVar
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
@@ -29,13 +32,16 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnavailableError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NOT_HIDDEN: Final = (
     "cannot hide or release messages of queue %r, which takes sqs:ChangeMessageVisibility, so they come back "
@@ -52,6 +58,9 @@ ANSWER_SECONDS: Final = 1.0
 #: So long before that no further copy is begun: one request must end, and one must send the other records.
 COPY_SECONDS: Final = 1.5
 
+#: So long before Lambda's timeout no request is waited for any more: the answer must reach Lambda.
+REPORT_SECONDS: Final = 0.3
+
 #: Between two checks of the remaining time, while copies are sent.
 CHECK_SECONDS: Final = 0.05
 
@@ -60,6 +69,9 @@ NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message c
 
 class InvocationHolder:
     """The `model.Holder` of a function's deliveries. Its one thread; requests are made at once.
+
+    The time left for the function bounds each request: a request that Lambda's timeout cuts off would bring
+    back the messages of all tasks that have succeeded.
 
     A message that is done is left to Lambda, which deletes what the function does not report as failed.
 
@@ -86,24 +98,17 @@ class InvocationHolder:
             context.redrive, self.options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
         )
         self._dead_letters = DeadLetters(context.redrive, self._permissions, clock, context.worker_name)
-        self._copies = Copies(
-            context.outgoing,
-            self._permissions,
-            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
-            0.0,
-            clock,
-            self._copied,
-            reserve=ANSWER_SECONDS,
-            check=CHECK_SECONDS,
-        )
+        self._outgoing = context.outgoing
         self._clock = clock
         self._sleep = sleep
         self._leases = leases
         self._settled: set[Delivery] = set()
+        self._until = math.inf
         self.done: set[str] = set()
 
-    def begin(self) -> None:
-        """Begin another invocation: all earlier deliveries are over."""
+    def begin(self, until: float) -> None:
+        """Begin another invocation, which ends at that monotonic instant: all earlier deliveries are over."""
+        self._until = until
         self._settled.clear()
         self.done.clear()
 
@@ -161,15 +166,18 @@ class InvocationHolder:
         """See `model.Holder`."""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Make messages that were not run visible at once."""
+        """Make messages that were not run visible at once, as long as there is time."""
+        self._settled.update(deliveries)
         for delivery in deliveries:
             measure_end(delivery, Release(), self._clock.monotonic())
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
-            self._settled.update(some)
-            if self._change_visibility(some[0].queue, some, 0) is None:
+            error = self._change_visibility(some[0].queue, some, 0)
+            if error is None:
                 for delivery in some:
                     emit(events.Released(delivery.facts))
+            elif self._time_left() <= 0:
+                return
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
         match settlement:
@@ -188,7 +196,7 @@ class InvocationHolder:
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
         """Send the letter; then Lambda deletes the original. A refused letter has another settlement."""
         try:
-            sent = self._dead_letters.send(delivery, letter)
+            sent = self.in_time(partial(self._dead_letters.send, delivery, letter))
         except SQSError as error:
             logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
             return
@@ -197,21 +205,37 @@ class InvocationHolder:
         self._carry_out(delivery, Delete() if sent else letter.otherwise)
 
     def _send_copies(self, delivery: Delivery, copying: Renew | Split) -> None:
-        """Send copies on this thread while time is left. `_copied` is called before it returns."""
-        self._copies.submit(delivery, copying)
-        while self._copies.unfinished:
-            if not self._copies.batch_threads.send_next():
-                now = self._clock.monotonic()
-                self._sleep(max(0.0, (self._copies.due(now) or now) - now))
-
-    def _copied(self, sending: Sending) -> None:
-        """Settle the original after its last copy. Lambda deletes it if all copies were sent."""
-        delivery, copying = sending.delivery, sending.copying
+        """Send copies while time is left, and settle the original. Lambda deletes it if all were sent."""
+        try:
+            sending = self.in_time(partial(self._copied, delivery, copying))
+        except SQSError as error:
+            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+            return
         sending.given_back = True
         then = settlement_of(sending, self._permissions, self.rejection)
         if isinstance(then, Delete) and isinstance(copying, Renew):
             emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
         self._carry_out(delivery, then or Park(0))
+
+    def _copied(self, delivery: Delivery, copying: Renew | Split) -> Sending:
+        """Send copies on this thread."""
+        ended: list[Sending] = []
+        copies = Copies(
+            self._outgoing,
+            self._permissions,
+            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
+            0.0,
+            self._clock,
+            ended.append,
+            reserve=ANSWER_SECONDS,
+            check=CHECK_SECONDS,
+        )
+        copies.submit(delivery, copying)
+        while copies.unfinished:
+            if not copies.batch_threads.send_next():
+                now = self._clock.monotonic()
+                self._sleep(max(0.0, (copies.due(now) or now) - now))
+        return ended[0]
 
     def _change_visibility(
         self, queue: Queue, deliveries: Sequence[Delivery], seconds: int
@@ -219,10 +243,37 @@ class InvocationHolder:
         """Change visibility; return the first error, which is logged."""
         changes = [(delivery.handle, seconds) for delivery in deliveries]
         try:
-            failed = list(queue.sqs.change_visibility(queue.url, changes).failed.values())
+            change = partial(queue.sqs.change_visibility, queue.url, changes)
+            failed = list(self.in_time(change).failed.values())
         except SQSError as error:
             failed = [error]
         if not failed:
             return None
         logger.warning(NOT_HIDDEN, queue.name, failed[0])
         return failed[0]
+
+    def in_time(self, request: Callable[[], T], reserve: float = REPORT_SECONDS) -> T:
+        """Make a request on a thread, which is left alone if it has no answer that long before the timeout.
+
+        Raises:
+            UnavailableError: there was no time; SQS may have got the request, or may get it yet.
+            SQSError: the request's own.
+        """
+        answer: Future[T] = Future()
+        left = self._time_left(reserve)
+        if left > 0:
+            if start_thread(partial(_answer, answer, request), "sqs-lambda") is None:
+                return request()
+            with suppress(TimeoutError):
+                return answer.result(left)
+        raise UnavailableError("no time was left before Lambda's timeout", code="TooSlow")
+
+    def _time_left(self, reserve: float = REPORT_SECONDS) -> float:
+        return self._until - reserve - self._clock.monotonic()
+
+
+def _answer(answer: Future[T], request: Callable[[], T]) -> None:
+    try:
+        answer.set_result(request())
+    except BaseException as error:  # noqa: BLE001 - it is raised where the answer is awaited
+        answer.set_exception(error)

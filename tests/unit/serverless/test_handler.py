@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import threading
 
 import pytest
 from celery.exceptions import ImproperlyConfigured
@@ -14,6 +15,7 @@ from support.badmessages import encoded, envelope, old_body
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
+from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.settlements import Delete, Release
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 from celery_sqs_visibility.events import Released, subscribe
@@ -400,3 +402,56 @@ def test_what_was_not_run_and_sqs_does_not_show_is_told_and_not_taken_for_given_
     assert world.invoke() == []
     assert released == []
     end()
+
+
+def change_slowly(world, monkeypatch, seconds):
+    """SQS takes `seconds` of the test's clock for each change of visibility."""
+    change = world.sqs.change_visibility
+
+    def slowly(*args, **options):
+        world.clock.advance(seconds)
+        return change(*args, **options)
+
+    monkeypatch.setattr(world.sqs, "change_visibility", slowly)
+
+
+def test_what_there_is_no_time_to_give_back_is_only_reported(world, monkeypatch, caplog):
+    handler = world.handler()
+    world.send("a", seconds=9)
+    world.send(*map(str, range(200)))
+    records = [record for _ in range(21) for record in world.event()["Records"]]
+    change_slowly(world, monkeypatch, 0.1)
+    until = world.clock.monotonic() + 10.5
+    answer = handler({"Records": records}, Invocation(10.5))
+    assert world.clock.monotonic() < until
+    assert len(answer["batchItemFailures"]) == 200
+    assert 0 < len(world.changes()) < 200
+    assert caplog.text.count("cannot hide or release") == 1
+    assert "no time was left before Lambda's timeout" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "receives", "action"),
+    [
+        (["a", "b"], 3, "change_visibility"),
+        (["bad"], 3, "change_visibility"),
+        (["bad"], 1, "send"),
+        (["bad"], 1, "delete"),
+    ],
+    ids=["given back", "hidden", "a dead letter", "a question before a dead letter"],
+)
+def test_a_request_without_an_answer_does_not_outlast_the_function(
+    make, monkeypatch, caplog, keys, receives, action
+):
+    world, over = make(most=receives), threading.Event()
+    handler = world.handler()
+    world.send(*keys, seconds=20.6)
+    event = world.event()
+    monkeypatch.setattr(world.sqs, action, lambda *_, **__: over.wait(10) and BatchResult({}))
+    answer = handler(event, Invocation(21))
+    assert not over.is_set()
+    over.set()
+    assert [each["itemIdentifier"] for each in answer["batchItemFailures"]] == [
+        event["Records"][-1]["messageId"]
+    ]
+    assert "no time was left before Lambda's timeout" in caplog.text

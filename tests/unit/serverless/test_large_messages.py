@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 
 import pytest
 from support import factories
@@ -122,3 +123,15 @@ def test_a_payload_that_comes_when_the_invocation_is_nearly_over_is_not_run(worl
     assert world.invoke(seconds=60) == ["a"]
     assert world.ran == []
     assert "error=GetObject did not end before the invocation)" in caplog.text
+
+
+def test_a_silent_s3_does_not_outlast_the_function_and_the_message_is_hidden(make, monkeypatch, caplog):
+    world = make(options={"payload_store": "s3://payloads", "error_visibility_timeout": 20})
+    over = threading.Event()
+    send(world, "a")
+    monkeypatch.setattr(world.payloads, "get", lambda *_: over.wait(10) and b"")
+    assert world.invoke(seconds=1.1) == ["a"]
+    assert not over.is_set()
+    over.set()
+    assert world.changes() == [20]
+    assert "error=no time was left before Lambda's timeout)" in caplog.text
