@@ -88,7 +88,10 @@ class DynamoDBStore(ExclusiveStore):
     def _renew(self, key: str, owner: str, seconds: float) -> bool:
         until = self._clock.wall() + seconds
         set_lease = "SET lease_until = :until, expires = :expires"
-        return self._change(key, owner, set_lease, until=until, expires=until + RECORD_SECONDS)
+        set_lease += ", #owner = :owner"
+        lost = f"attribute_not_exists(#owner) OR ({_OWNED})"
+        expires = until + RECORD_SECONDS
+        return self._table.update(key, set_lease, lost, owner=owner, until=until, expires=expires)[0]
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         """See `port.ExclusiveStore`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from celery_sqs_visibility.aws.breaker import Breaker, StartThread
 from celery_sqs_visibility.aws.client_settings import ClientSettings
@@ -15,9 +15,6 @@ from celery_sqs_visibility.policy.exclusive import StoreAddress
 from celery_sqs_visibility.stores.port import RECORD_SECONDS, Acquisition, ExclusiveStore, Renewal
 
 T = TypeVar("T")
-
-#: The probe releases this key, which no run has: a usual request, with the usual permission.
-PROBED_KEY: Final = "celery_sqs_visibility:probe"
 
 
 def open_store(address: StoreAddress, settings: ClientSettings) -> ExclusiveStore:
@@ -45,7 +42,7 @@ class GuardedStore(ExclusiveStore):
         self._store = store
         self._breaker = Breaker(
             "the store of exclusive keys",
-            partial(store.release, PROBED_KEY, "nobody"),
+            store.probe,
             lambda error: isinstance(error, StoreUnavailableError),
             start,
             clock,

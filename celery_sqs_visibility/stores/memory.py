@@ -66,6 +66,9 @@ class MemoryStore(ExclusiveStore):
         def renewed(seconds: float) -> Callable[[Record, float], None]:
             return lambda record, now: setattr(record, "lease_until", now + seconds)
 
+        with self._lock:
+            for key, owner, _ in renewals:
+                self._records.setdefault(key, Record(owner, self._clock.monotonic()))
         return [self._change(key, owner, renewed(seconds)) for key, owner, seconds in renewals]
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:

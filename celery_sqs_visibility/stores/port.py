@@ -15,6 +15,10 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
+#: The probe's key and owner, which no run has.
+PROBED_KEY: Final = "celery_sqs_visibility:probe"
+PROBE_SECONDS: Final = 1.0
+
 #: How long a record is kept after the last sign of its key: SQS keeps no message for longer.
 RECORD_SECONDS: Final = RETENTION_SECONDS
 
@@ -100,7 +104,10 @@ class ExclusiveStore(Protocol):
 
     @abstractmethod
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Prolong leases; for each, whether the key is still its owner's."""
+        """Prolong leases; for each, whether the key is still its owner's.
+
+        A record that the store has lost is made again, unless another has acquired the key since.
+        """
 
     @abstractmethod
     def finish(self, key: str, owner: str, ttl: float) -> bool:
@@ -117,3 +124,8 @@ class ExclusiveStore(Protocol):
     def claim(self, key: str, ttl: float, owner: str = "") -> bool:
         """Whether nobody has claimed the key in the last `ttl` seconds; only `owner` releases the claim."""
         return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl, kept=0), Acquired)
+
+    def probe(self) -> None:
+        """Acquire and release a key: a store that answers, but takes no writes, fails. Two requests."""
+        self.acquire(PROBED_KEY, PROBED_KEY, PROBE_SECONDS, 0, 0)
+        self.release(PROBED_KEY, PROBED_KEY)

@@ -1,12 +1,18 @@
-"""Store in Redis 5 or later: a hash for each key, changed by scripts, on the server's clock."""
+"""Store in Redis 5 or later, cluster mode included: a hash for each key, changed by scripts.
+
+Instants are those of the server's clock.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
+from celery_sqs_visibility.aws.client_factory import KEEPALIVE
 from celery_sqs_visibility.errors import OptionError, StoreError, StoreUnavailableError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import message_of
 from celery_sqs_visibility.stores.port import (
     RECORD_SECONDS,
@@ -25,6 +31,25 @@ PREFIX: Final = "celery_sqs_visibility:exclusive:"
 
 #: Seconds to connect, and to wait for an answer.
 TIMEOUT_SECONDS: Final = 3
+
+#: A connection that was idle for this time is not used again: something on its way may have forgotten it
+#: without a word, and the request would have no answer.
+IDLE_SECONDS: Final = 30
+
+#: Codes of refusals by a server that is no primary just now, or belongs to a cluster that fails over. The
+#: server behind the same name may be another by now.
+FAILING_OVER: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
+
+#: The code of a cluster's node that does not have a key.
+MOVED: Final = "MOVED"
+
+#: Classes that redis-py has for codes, which it then leaves out of the sentence.
+_CODES: Final = {
+    "ReadOnlyError": "READONLY",
+    "MasterDownError": "MASTERDOWN",
+    "ClusterDownError": "CLUSTERDOWN",
+    "MovedError": "MOVED",
+}
 
 #: A script begins so. Instants are seconds since the epoch, by the server's clock.
 _NOW: Final = """
@@ -59,7 +84,12 @@ local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until')
 if owner ~= ARGV[1] or not lease then return 0 end
 """
 
-_RENEW: Final = f"""{_OWNED}
+#: A record that Redis has lost is its owner's, who renews it.
+_RENEW: Final = f"""{_NOW}
+if redis.call('EXISTS', KEYS[1]) == 0 then
+    redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(0))
+end
+{_OWNED.removeprefix(_NOW)}
 redis.call('HSET', KEYS[1], 'lease_until', at(ARGV[2]))
 keep(ARGV[2] + ARGV[3])
 return 1
@@ -88,6 +118,8 @@ _SCRIPTS: Final = {
 class RedisStore(ExclusiveStore):
     """One for each process. Connects at the first request.
 
+    The first key that is another node's shows that the server is in cluster mode, as MemoryDB always is.
+
     Args:
         url: as redis-py takes it: redis://, rediss:// or unix://.
 
@@ -96,23 +128,32 @@ class RedisStore(ExclusiveStore):
     """
 
     def __init__(self, url: str) -> None:
-        redis = _redis_py()
-        limits = {"socket_timeout": TIMEOUT_SECONDS, "socket_connect_timeout": TIMEOUT_SECONDS}
+        self._module = redis = _redis_py()
+        self._url = url
+        closed = (redis.ConnectionError,)
         # A connection that was closed is opened again. A server that lets time pass is not asked twice.
-        backoff, closed = redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), (redis.ConnectionError,)
-        retry = redis.retry.Retry(backoff, retries=2, supported_errors=closed)
+        self._retry = redis.retry.Retry(
+            redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), retries=2, supported_errors=closed
+        )
         try:
-            client = redis.Redis.from_url(
-                url, decode_responses=True, retry=retry, retry_on_error=list(closed), **limits
+            self._use(
+                redis.Redis.from_url(url, retry=self._retry, retry_on_error=list(closed), **_settings())
             )
         except ValueError:  # whose text may show a part of the password
             raise OptionError(
                 "expected coordination_store to be a URL such as redis://:password@host:6379/0; in a "
                 "password, characters such as # / @ are percent-encoded"
             ) from None
+        self._errors = (redis.RedisError, redis.cluster.RedisClusterException)
+        self._unanswered = (
+            redis.ConnectionError,
+            redis.TimeoutError,
+            redis.cluster.RedisClusterException,
+        )
+        self._used_at = SYSTEM_CLOCK.monotonic()
+
+    def _use(self, client: Any) -> None:
         self._redis = client
-        self._error = redis.RedisError
-        self._unanswered = (redis.ConnectionError, redis.TimeoutError)
         self._scripts = {name: client.register_script(text) for name, text in _SCRIPTS.items()}
 
     def acquire(
@@ -131,13 +172,18 @@ class RedisStore(ExclusiveStore):
                 raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`. One pipeline."""
+        """See `port.ExclusiveStore`. One pipeline; in cluster mode a request each."""
 
         def send() -> list[bool]:
+            arguments = [
+                ([PREFIX + each.key], [each.owner, each.seconds, RECORD_SECONDS]) for each in renewals
+            ]
+            renew = self._scripts["renew"]
+            if self._is_cluster:
+                return [bool(renew(keys=keys, args=args)) for keys, args in arguments]
             with self._redis.pipeline(transaction=False) as pipeline:
-                for key, owner, seconds in renewals:
-                    arguments = [owner, seconds, RECORD_SECONDS]
-                    self._scripts["renew"](keys=[PREFIX + key], args=arguments, client=pipeline)
+                for keys, args in arguments:
+                    renew(keys=keys, args=args, client=pipeline)
                 return [bool(done) for done in pipeline.execute()]
 
         return self._told(send)
@@ -158,16 +204,64 @@ class RedisStore(ExclusiveStore):
         return self._told(lambda: self._scripts[script](keys=[PREFIX + key], args=args))
 
     def _told(self, send: Callable[[], T]) -> T:
+        """Make a request, and again where another server is to be asked: all requests may be repeated."""
+        now = SYSTEM_CLOCK.monotonic()
+        if now - self._used_at > IDLE_SECONDS:
+            self._forget_connections()
+        self._used_at = now
         try:
+            try:
+                return send()
+            except self._module.ResponseError as error:
+                if not self._is_cluster and _has_code(error, MOVED):
+                    self._use_cluster()
+                elif _has_code(error, *FAILING_OVER):
+                    self._forget_connections()
+                else:
+                    raise
             return send()
-        except self._error as error:
-            kind = StoreUnavailableError if isinstance(error, self._unanswered) else StoreError
+        except self._errors as error:
+            unavailable = isinstance(error, self._unanswered) or _has_code(error, *FAILING_OVER)
+            kind = StoreUnavailableError if unavailable else StoreError
             raise kind(f"Redis: {type(error).__name__}: {error}") from error
+
+    @property
+    def _is_cluster(self) -> bool:
+        return isinstance(self._redis, self._module.cluster.RedisCluster)
+
+    def _use_cluster(self) -> None:
+        plain = self._redis
+        self._use(self._module.cluster.RedisCluster.from_url(self._url, retry=self._retry, **_settings()))
+        plain.close()
+
+    def _forget_connections(self) -> None:
+        """Use no connection again that is idle now."""
+        nodes = self._redis.get_nodes() if self._is_cluster else []
+        clients = [each.redis_connection for each in nodes] if nodes else [self._redis]
+        for client in filter(None, clients):
+            client.connection_pool.disconnect(inuse_connections=False)
+
+
+def _settings() -> dict[str, Any]:
+    probes = {getattr(socket, name): value for name, value in KEEPALIVE.items() if hasattr(socket, name)}
+    return {
+        "decode_responses": True,
+        "socket_timeout": TIMEOUT_SECONDS,
+        "socket_connect_timeout": TIMEOUT_SECONDS,
+        "socket_keepalive": True,
+        "socket_keepalive_options": probes,
+    }
+
+
+def _has_code(error: Exception, *codes: str) -> bool:
+    """Up to Redis 6 the code of a script's error stands within the sentence."""
+    return _CODES.get(type(error).__name__) in codes or any(code in str(error) for code in codes)
 
 
 def _redis_py() -> Any:
     try:
         import redis.backoff  # noqa: PLC0415 - an extra
+        import redis.cluster  # noqa: PLC0415
         import redis.retry  # noqa: PLC0415
     except ImportError:
         raise OptionError(

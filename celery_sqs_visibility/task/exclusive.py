@@ -143,7 +143,7 @@ class ExclusiveRun:
                 f"expected a checkpoint of at most {CHECKPOINT_BYTES} bytes as JSON, got {size}: save where "
                 "the data is, and not the data"
             )
-        if not self._store.save(self._key, self._owner, value):
+        if not self._changed(partial(self._store.save, self._key, self._owner, value)):
             raise VisibilityLostError(f"the key {self._key!r} was lost: another worker may run the task")
         self.checkpoint = value
 
@@ -154,7 +154,7 @@ class ExclusiveRun:
         try:
             if not succeeded:
                 self._store.release(self._key, self._owner)
-            elif not self._store.finish(self._key, self._owner, ttl):
+            elif not self._changed(partial(self._store.finish, self._key, self._owner, ttl)):
                 logger.warning(
                     "the key %r was lost before its run succeeded: another worker may run the task, too",
                     self._key,
@@ -163,6 +163,14 @@ class ExclusiveRun:
             follows = "a duplicate may run again" if succeeded else "the key is free when its lease lapses"
             sentence = "the end of the run with the key %r was not noted, and %s: %s"
             logger.error(sentence, self._key, follows, error)  # noqa: TRY400 - the error's text says all
+
+    def _changed(self, change: Callable[[], bool]) -> bool:
+        """Change the key's record; first make it again where the store has lost it."""
+        if change():
+            return True
+        until = 0.0 if self._lease is None else self._lease.deadline
+        (kept,) = self._store.renew([Renewal(self._key, self._owner, self._seconds(until))])
+        return kept and change()
 
     @staticmethod
     def _seconds(until: float) -> float:

@@ -242,14 +242,12 @@ def warn_of_former_names(given: Mapping[str, Any], tasks: Iterable[Any]) -> None
 
 
 def ask_store(store: ExclusiveStore) -> None:
-    """Log one line where the store of exclusive keys refuses a request that changes nothing.
+    """Log one line where the store of exclusive keys refuses a key.
 
     In a thread of its own: the start does not wait. A store that does not answer is told of by its guard.
     """
-    from celery_sqs_visibility.stores.guarded import PROBED_KEY  # noqa: PLC0415 - few need it
-
     try:
-        store.release(PROBED_KEY, "nobody")
+        store.probe()
     except StoreUnavailableError:
         pass
     except StoreError as error:

@@ -78,7 +78,18 @@ def test_a_renewed_lease_lasts(store, key):
 def test_a_lapsed_lease_is_renewed_if_nobody_has_taken_the_key(store, key):
     store.acquire(key, "one", 0.01)
     time.sleep(0.02)
-    assert store.renew([Renewal(key, "one", 60), Renewal("unknown", "one", 60)]) == [True, False]
+    assert store.renew([Renewal(key, "one", 60)]) == [True]
+    assert isinstance(store.acquire(key, "two", 60), Processing)
+
+
+def test_a_record_that_the_store_has_lost_is_made_again_by_its_owner(store, key):
+    assert store.renew([Renewal(key, "m1/one", 60)]) == [True]
+    assert store.acquire(key, "m2/one", 60).owner == "m1/one"
+    assert store.save(key, "m1/one", {"page": 7})
+    assert store.release(key, "m1/one")
+    assert store.renew([Renewal(key, "m1/one", 60)]) == [False], "a release is no loss"
+    again = store.acquire(key, "m1/two", 60, 4)
+    assert (again.checkpoint, again.retries) == ({"page": 7}, 4)
 
 
 def test_an_owner_that_has_lost_its_key_changes_nothing(store, key):

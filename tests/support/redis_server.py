@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,14 +35,46 @@ def redis_program() -> str | None:
 class RedisServer(GuardedProcess):
     """One that keeps nothing on disk. `start()` returns when it listens."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        options = f"--port {self.port} --bind 127.0.0.1 --appendonly no --dir {directory}".split()
+        given = f"--port {self.port} --bind 127.0.0.1 --appendonly no --dir {directory}".split()
         super().__init__(
-            [redis_program() or missing("redis-server"), "--save", "", *options],
+            [redis_program() or missing("redis-server"), "--save", "", *given, *options],
             Path(directory) / "redis.log",
         )
 
     def start(self) -> Self:
         return super().start().wait_for_log("Ready to accept connections", START_SECONDS)
+
+
+class Address:
+    """An address at which one Redis answers, and later another. Open connections stay with the first."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self._ends: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for end in [self._listener, *self._ends]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                upstream = socket.create_connection(("127.0.0.1", self.server.port))
+                self._ends += [client, upstream]
+                for ends in ((client, upstream), (upstream, client)):
+                    threading.Thread(target=self._copy, args=ends, daemon=True).start()
+
+    def _copy(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)

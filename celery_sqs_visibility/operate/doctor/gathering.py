@@ -50,7 +50,6 @@ from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_attributes import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.policy.retry_delays import choose_delay
-from celery_sqs_visibility.stores.guarded import PROBED_KEY
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
@@ -110,10 +109,10 @@ def _former_names(app: Celery) -> dict[str, str]:
 
 
 def _store_problem(broker: BrokerContext) -> str:
-    """Why a request that changes nothing failed; empty if it did not, or there is no store."""
+    """Why no key could be acquired and released; empty if one could, or there is no store."""
     try:
         if (store := broker.coordination_store) is not None:
-            store.release(PROBED_KEY, "doctor")
+            store.probe()
     except (OptionError, StoreError) as error:
         return str(error)
     return ""

@@ -7,8 +7,15 @@ import threading
 import pytest
 
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
-from celery_sqs_visibility.stores.guarded import PROBED_KEY, GuardedStore
-from celery_sqs_visibility.stores.port import RECORD_SECONDS, Acquired, ExclusiveStore, Renewal
+from celery_sqs_visibility.stores.guarded import GuardedStore
+from celery_sqs_visibility.stores.port import (
+    PROBE_SECONDS,
+    PROBED_KEY,
+    RECORD_SECONDS,
+    Acquired,
+    ExclusiveStore,
+    Renewal,
+)
 
 CALLS = [
     ("acquire", ("key", "one", 60, 3, 7)),
@@ -97,7 +104,7 @@ def test_a_refusal_is_an_answer(guarded, store, threads):
     assert (len(store.calls), guarded.error, threads) == (2, "", [])
 
 
-def test_the_probe_releases_a_key_that_no_run_has_and_the_answer_lets_requests_through(
+def test_the_probe_takes_and_releases_a_key_that_no_run_has_and_the_answer_lets_requests_through(
     guarded, store, threads
 ):
     store.error_raised = StoreUnavailableError("no answer")
@@ -106,9 +113,12 @@ def test_the_probe_releases_a_key_that_no_run_has_and_the_answer_lets_requests_t
     store.error_raised = None
     ((probe, _name),) = threads
     probe()
-    assert store.calls[1:] == [("release", PROBED_KEY, "nobody")]
+    assert store.calls[1:] == [
+        ("acquire", PROBED_KEY, PROBED_KEY, PROBE_SECONDS, 0, 0),
+        ("release", PROBED_KEY, PROBED_KEY),
+    ]
     assert guarded.error == ""
-    assert guarded.release("key", "one") == 3
+    assert guarded.release("key", "one") == 4
 
 
 def test_what_another_process_was_not_answered_counts_here_until_it_was(guarded, clock):

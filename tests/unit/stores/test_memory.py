@@ -63,13 +63,10 @@ def test_a_finish_without_a_time_to_live_frees_the_key(store):
     assert store.acquire(KEY, "two", 60) == Acquired()
 
 
-@pytest.mark.parametrize("change", ["finish", "release", "save", "renew"])
+@pytest.mark.parametrize("change", ["finish", "release", "save"])
 def test_a_key_that_nobody_has_acquired_is_changed_by_nobody(store, change):
     arguments = {"finish": [KEY, "one", 60], "release": [KEY, "one"], "save": [KEY, "one", 1]}
-    if change == "renew":
-        assert store.renew([Renewal(KEY, "one", 60)]) == [False]
-    else:
-        assert getattr(store, change)(*arguments[change]) is False
+    assert getattr(store, change)(*arguments[change]) is False
     assert store.acquire(KEY, "two", 60) == Acquired()
 
 

@@ -57,7 +57,9 @@ def test_without_redis_py_the_error_names_what_to_install(monkeypatch):
     [
         (redis.ConnectionError("closed"), StoreUnavailableError),
         (redis.TimeoutError("slow"), StoreUnavailableError),
-        (redis.ResponseError("READONLY"), StoreError),
+        (redis.ResponseError("WRONGTYPE"), StoreError),
+        (redis.ReadOnlyError("You can't write against a read only replica."), StoreUnavailableError),
+        (redis.ResponseError("Error running script: @user_script: 8: -READONLY You"), StoreUnavailableError),
     ],
 )
 def test_an_error_says_whether_redis_has_answered(store, monkeypatch, error, kind):
