@@ -36,10 +36,20 @@ def open_store(address: StoreAddress, settings: ClientSettings) -> ExclusiveStor
 
 
 class GuardedStore(ExclusiveStore):
-    """One for each process. While the store does not answer, each call raises a `StoreError` at once."""
+    """One for each process. While the store does not answer, each call raises a `StoreError` at once.
 
-    def __init__(self, store: ExclusiveStore, start: StartThread, clock: Clock = SYSTEM_CLOCK) -> None:
+    Args:
+        store: the store.
+        start: starts the thread that probes it.
+        clock: the monotonic clock.
+        prefix: stands before each key: apps whose queues differ by `queue_name_prefix` may share a store.
+    """
+
+    def __init__(
+        self, store: ExclusiveStore, start: StartThread, clock: Clock = SYSTEM_CLOCK, prefix: str = ""
+    ) -> None:
         self._store = store
+        self._prefix = prefix
         self._breaker = Breaker(
             "the store of exclusive keys",
             store.probe,
@@ -69,23 +79,24 @@ class GuardedStore(ExclusiveStore):
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.acquire, key, owner, seconds, retries, kept))
+        return self._call(partial(self._store.acquire, self._prefix + key, owner, seconds, retries, kept))
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.renew, renewals))
+        prefixed = [each._replace(key=self._prefix + each.key) for each in renewals]
+        return self._call(partial(self._store.renew, prefixed))
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.finish, key, owner, ttl))
+        return self._call(partial(self._store.finish, self._prefix + key, owner, ttl))
 
     def release(self, key: str, owner: str) -> bool:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.release, key, owner))
+        return self._call(partial(self._store.release, self._prefix + key, owner))
 
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
         """See `port.ExclusiveStore`."""
-        return self._call(partial(self._store.save, key, owner, checkpoint))
+        return self._call(partial(self._store.save, self._prefix + key, owner, checkpoint))
 
     def _call(self, request: Callable[[], T]) -> T:
         return self._breaker.call(request, StoreError)

@@ -149,7 +149,8 @@ class BrokerContext:
             return None
         from celery_sqs_visibility.stores.guarded import GuardedStore, open_store  # noqa: PLC0415 - few need it
 
-        return GuardedStore(open_store(self.options.coordination_store, self.client_settings), start_thread)
+        store = open_store(self.options.coordination_store, self.client_settings)
+        return GuardedStore(store, start_thread, prefix=self.options.queue_name_prefix)
 
     @cached_property
     def fanout(self) -> Fanout:

@@ -8,12 +8,14 @@ import pytest
 
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.stores.guarded import GuardedStore
+from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import (
     PROBE_SECONDS,
     PROBED_KEY,
     RECORD_SECONDS,
     Acquired,
     ExclusiveStore,
+    Processed,
     Renewal,
 )
 
@@ -148,3 +150,21 @@ def test_a_claim_is_an_acquisition_of_a_name_of_its_own(guarded, store, monkeypa
     owners = {call[2] for call in store.calls}
     assert len(owners) == 2
     assert all(len(owner) == 32 for owner in owners)
+
+
+def test_apps_whose_queues_have_other_prefixes_share_a_store_and_no_key(clock):
+    shared = MemoryStore(clock)
+    staging, production, again = (
+        GuardedStore(shared, lambda *_: None, clock, prefix=prefix) for prefix in ("staging-", "", "staging-")
+    )
+    for each in (staging, production):
+        assert each.acquire("key", "one", 60) == Acquired()
+        assert each.renew([Renewal("key", "one", 60)]) == [True]
+        assert each.save("key", "one", 1)
+    assert staging.claim("beat:daily@noon", 60)
+    assert production.claim("beat:daily@noon", 60)
+    assert not again.claim("beat:daily@noon", 60)
+    assert staging.finish("key", "one", 60)
+    assert again.acquire("key", "two", 60) == Processed()
+    assert production.release("key", "one")
+    assert production.acquire("key", "two", 60) == Acquired(1)

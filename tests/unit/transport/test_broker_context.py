@@ -11,6 +11,9 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.policy.eta import DelayLimits
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.stores import guarded
+from celery_sqs_visibility.stores.memory import MemoryStore
+from celery_sqs_visibility.stores.port import Acquired
 from celery_sqs_visibility.transport.broker_context import shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 
@@ -162,3 +165,13 @@ def test_a_publisher_knows_the_retention_that_it_states_until_sqs_says_another(g
     assert context.delay_limits(queue) == DelayLimits(sleep, retention, 77)
     context.redrive.get(queue, now=0.0)
     assert context.delay_limits(queue) == DelayLimits(sleep, 3600, 77)
+
+
+def test_the_keys_of_exclusive_tasks_and_beats_begin_with_the_prefix_of_the_queues(monkeypatch):
+    keys = MemoryStore()
+    monkeypatch.setattr(guarded, "open_store", lambda *_: keys)
+    for prefix in ("staging-", "production-"):
+        given = {"queue_name_prefix": prefix, "coordination_store": "redis://127.0.0.1:1"}
+        store = broker_context(**given).coordination_store
+        assert store.acquire("task:key", prefix, 60) == Acquired()
+        assert keys.acquire(f"{prefix}task:key", "another", 60).owner == prefix
