@@ -1,4 +1,4 @@
-"""A queue's redrive policy and retention: asked seldom, and unknown where we may not ask."""
+"""A queue's redrive policy, retention and messages in flight: asked seldom, unknown where we may not ask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
 from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION
 from celery_sqs_visibility.policy.queue_names import account_and_name
-from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, MANY_IN_FLIGHT_MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,6 +59,7 @@ class RedriveBook:
         self._known: dict[str, Redrive | None] = {}
         self._retention: dict[str, int] = {}
         self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
+        self._many_in_flight: dict[str, int | None] = {}  # how many, until `pop_many_in_flight` has told it
         self._least_receives: dict[str, int] = {}  # by the ARN of the queue from which SQS has moved messages
 
     def get(self, queue: Queue, now: float, *, quietly: bool = False) -> Redrive | None:
@@ -74,12 +75,16 @@ class RedriveBook:
                 return self.peek(queue)
             self._asked[queue.url] = now
         try:
-            attributes = queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY, RETENTION])
+            attributes = queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY, RETENTION, HIDDEN])
         except SQSError as error:
             self._failed(queue, error, now, quietly=quietly)
             return self.peek(queue)
         with self._lock:
             self._retention[queue.url] = int(attributes.get(RETENTION, DEFAULT_RETENTION_SECONDS))
+            if (in_flight := int(attributes.get(HIDDEN, 0))) < MANY_IN_FLIGHT_MESSAGES:
+                self._many_in_flight.pop(queue.url, None)
+            else:
+                self._many_in_flight.setdefault(queue.url, in_flight)
             policy = self._known[queue.url] = parse_redrive_policy(attributes)
         return policy
 
@@ -121,6 +126,18 @@ class RedriveBook:
             least = min(receive_count, self._least_receives.get(source_arn, receive_count))
             self._least_receives[source_arn] = least
         return min(least - 1 if policy is None else policy.max_receive_count, receive_count - 1)
+
+    def pop_many_in_flight(self, queue: Queue) -> int | None:
+        """Return the number of messages in flight, once each time that it has come near SQS's quota.
+
+        `None` otherwise. It is as old as the latest answer. No request.
+        """
+        if self._many_in_flight.get(queue.url) is None:  # as nearly always
+            return None
+        with self._lock:
+            if (in_flight := self._many_in_flight.get(queue.url)) is not None:
+                self._many_in_flight[queue.url] = None
+        return in_flight
 
     def knows(self, queue: Queue) -> bool:
         """Return whether SQS has ever answered, if only that there is no policy. No request, no lock."""

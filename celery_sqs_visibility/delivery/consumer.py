@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -27,11 +28,15 @@ from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
+
+logger = logging.getLogger(__name__)
 
 #: How long the end of a consumer waits for payloads that are being removed.
 REMOVAL_SECONDS: Final = 1.0
@@ -117,6 +122,7 @@ class QueueConsumer(DeliveryHolder):
         else:
             self._others[queue.name] = open_message
         self._receivers.add(receiver, on_message)
+        self._warn_near_quota(queue)
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
@@ -292,7 +298,7 @@ class QueueConsumer(DeliveryHolder):
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these messages. A receiver's thread.
+        """A poll brought these messages, or none of those that are hidden. A receiver's thread.
 
         The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
         worker of the process: given back, a message might be received by another such poll, and be hidden.
@@ -303,8 +309,27 @@ class QueueConsumer(DeliveryHolder):
                 self.capacity.release(queue=queue.name, fifo=queue.fifo)
             other._arrived(queue, messages, called, returned)  # noqa: SLF001 - of this class
             return
-        self._put(queue, self._arrivals.decode(queue, messages, called, returned))
+        if messages:
+            self._put(queue, self._arrivals.decode(queue, messages, called, returned))
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
+        self._warn_near_quota(queue)
+
+    def _warn_near_quota(self, queue: Queue) -> None:
+        """Warn if SQS has just said that the queue's messages in flight come near its quota. No request."""
+        in_flight = self.redrive.pop_many_in_flight(queue)
+        receiver = self._receivers.get(queue.name)
+        if in_flight is None or receiver is None:
+            return
+        log_safely(
+            logger.warning,
+            "queue %r has %s messages in flight: beyond about %s SQS hands out none, without an error, and "
+            "tasks wait. This worker holds %s of them, and has hidden %s or more for a retry or an ETA",
+            queue.name,
+            in_flight,
+            IN_FLIGHT_MESSAGES,
+            sum(delivery.queue is queue for delivery in self.ledger.all()),
+            receiver.hidden(self._clock.monotonic()),
+        )
 
     def _consumer_instead(self, queue: Queue) -> QueueConsumer | None:
         """Another consumer that gives the queue's messages to Celery, if this one does not any more."""

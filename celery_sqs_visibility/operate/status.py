@@ -27,6 +27,7 @@ from celery_sqs_visibility.operate.invocation import (
 from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
 from celery_sqs_visibility.operate.queue_metrics import Measured, QueueMetrics, metrics_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES, MANY_IN_FLIGHT_MESSAGES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 #: CloudWatch has a value a minute, and to ask for it costs money.
@@ -123,7 +124,8 @@ class QueueReport:
             for depth in depths
         ]
         errors = [depth.error for depth in depths] + [ages.error, requests.error]
-        return Status(rows, notes=_sentences(errors, estimated=bool(requests.figures)))
+        notes = [*filter(None, map(_crowd, depths)), *_sentences(errors, estimated=bool(requests.figures))]
+        return Status(rows, notes=tuple(notes))
 
     def _or_as_before(self, row: QueueStatus) -> QueueStatus:
         queue, now = row.depth.queue, self._clock.monotonic()
@@ -149,6 +151,17 @@ def _row(depth: QueueDepth, requests: Mapping[str, float]) -> QueueStatus:
     return QueueStatus(depth, round(count), round(usd_of(count, depth.queue), 4))
 
 
+def _crowd(depth: QueueDepth) -> str | None:
+    """A sentence about a queue near its quota of messages in flight."""
+    if (depth.in_flight or 0) < MANY_IN_FLIGHT_MESSAGES:
+        return None
+    return (
+        f"queue {depth.queue!r} has {depth.in_flight:,} messages in flight: beyond about "
+        f"{IN_FLIGHT_MESSAGES:,} SQS hands out none, without an error, and tasks wait. Workers hold them, or "
+        "have hidden them for a retry or an ETA."
+    )
+
+
 def _sentences(errors: Sequence[SQSError | None], *, estimated: bool) -> tuple[str, ...]:
     sentences = [str(error) for error in errors if error is not None]
     return tuple(dict.fromkeys([*([ESTIMATE] if estimated else []), *sentences]))
@@ -167,7 +180,7 @@ QUEUE_COLUMNS: Final = [
     "req/day",
     "USD/day",
 ]
-WORKER_COLUMNS: Final = ["worker", "pool", "slots busy", "held", "paused"]
+WORKER_COLUMNS: Final = ["worker", "pool", "slots busy", "held", "hidden", "paused"]
 
 
 @click.command()
@@ -282,11 +295,18 @@ def _queue_row(queue: QueueStatus) -> list[Any]:
 
 def _worker_row(node: str, answer: Mapping[str, Any]) -> list[Any]:
     if "queues" not in answer:  # a worker of another transport, or an older one
-        return [node, None, None, None, answer.get("error")]
+        return [node, None, None, None, None, answer.get("error")]
     queues: Mapping[str, Mapping[str, Any]] = answer["queues"]
-    held = sum(queue["held"] for queue in queues.values())
+    held, hidden = (sum(queue.get(each, 0) for queue in queues.values()) for each in ("held", "hidden"))
     paused = [_paused(name, queue) for name, queue in queues.items() if queue["paused"]]
-    return [node, answer["pool"], f"{answer['busy']}/{answer['slots']}", held, ", ".join(paused) or None]
+    return [
+        node,
+        answer["pool"],
+        f"{answer['busy']}/{answer['slots']}",
+        held,
+        hidden,
+        ", ".join(paused) or None,
+    ]
 
 
 def _paused(name: str, queue: Mapping[str, Any]) -> str:

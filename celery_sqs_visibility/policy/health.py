@@ -39,7 +39,8 @@ class Phase(enum.Enum):
 class PollingFacts:
     """The polling of a queue: for how many seconds it has been late, whether SQS has accepted it ever.
 
-    While somebody has `paused` it none is due.
+    While somebody has `paused` it none is due. `hidden` is the number of its messages that the worker has
+    hidden for a retry, an ETA or a key, `polling.MAX_EXPECTED` at the most.
     """
 
     queue: str
@@ -47,6 +48,7 @@ class PollingFacts:
     accepted: bool = True
     error: str = ""  # the latest, in an outage
     paused: bool = False
+    hidden: int = 0
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,12 @@ class PollSchedule:
         expected = self.next_expected()
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
+    def hidden(self, now: float) -> int:
+        """How many messages that this process hid come back later, `MAX_EXPECTED` at the most."""
+        return len(self._in_order) - bisect.bisect_right(
+            self._in_order, now, key=lambda expected: expected[0]
+        )
+
     def next_expected(self) -> float | None:
         """The instant at which the next message comes back; `None` if none is expected."""
         return self._in_order[0][0] if self._in_order else None

@@ -28,6 +28,13 @@ SHORTEST_RETENTION_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60
 
+#: Messages of one queue in flight, held by workers or hidden: approximately, and unless AWS has raised it.
+#: Beyond it long polls, and all polls of a FIFO queue, bring no messages and no error.
+IN_FLIGHT_MESSAGES: Final = 120_000
+
+#: From here on people are warned.
+MANY_IN_FLIGHT_MESSAGES: Final = IN_FLIGHT_MESSAGES * 8 // 10
+
 #: Longest long poll.
 WAIT_TIME_SECONDS: Final = 20
 

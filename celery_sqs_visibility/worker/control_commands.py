@@ -20,6 +20,7 @@ from kombu.utils.json import dumps
 from celery_sqs_visibility.contacts.worker import answer_by
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.pool_patches import number_of_slots
 
@@ -87,12 +88,19 @@ def resume(context: BrokerContext, queue: str) -> bool:
 
 
 def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
-    """The state of each queue: its pause, and the counts of held messages and of runs."""
-    held = Counter(each.facts.queue for one in _consumers(context) for each in one.ledger.all())
+    """The state of each queue: its pause, and the counts of held messages, of hidden ones and of runs."""
+    consumers, now = _consumers(context), SYSTEM_CLOCK.monotonic()
+    held = Counter(each.facts.queue for one in consumers for each in one.ledger.all())
+    hidden = {each.queue: each.hidden for one in consumers for each in one.polling_facts(now)}
     deliveries = [getattr(request, "delivery", None) for request in copy_of(worker_state.active_requests)]
     running = Counter(each.facts.queue for each in deliveries if each is not None)
     return {
-        queue: {**_pause_of(context, queue), "held": held[queue], "running": running[queue]}
+        queue: {
+            **_pause_of(context, queue),
+            "held": held[queue],
+            "hidden": hidden.get(queue, 0),
+            "running": running[queue],
+        }
         for queue in consumed_queues(context)
     }
 
@@ -146,7 +154,7 @@ def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
 
 @inspect_command()
 def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
-    """Tell which queues are polled and paused, and how many messages are held of each."""
+    """Tell which queues are polled and paused, and how many messages of each are held and hidden."""
     module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
         "pool": POOLS.get(module, module),

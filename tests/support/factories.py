@@ -16,7 +16,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
@@ -145,6 +145,17 @@ class BusySQS(FakeSQS):
         result = super().change_visibility(queue_url, changes)
         self.meanwhile()
         return result
+
+
+class CrowdedSQS(BusySQS):
+    """Every queue has that many messages in flight, besides those that it hands out."""
+
+    in_flight = 0
+
+    def queue_attributes(self, queue_url, names):
+        found = super().queue_attributes(queue_url, names)
+        more = {HIDDEN: str(int(found[HIDDEN]) + self.in_flight)} if HIDDEN in found else {}
+        return {**found, **more}
 
 
 def queue(sqs, name: str = "q", *, letters: Queue | None = None, most: int = 3, **attributes: str) -> Queue:

@@ -84,7 +84,7 @@ def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site
         site.send("quick", key)
     site.app.send_task("work.quick", ["later"], countdown=200, delay_seconds=0)
     wait_until(lambda: site.counts() == (0, 4), SOON, "one to run, two to wait for it, one for its ETA")
-    told = {"held": 4, "running": 1}
+    told = {"held": 4, "hidden": 0, "running": 1}
     wait_until(lambda: condition(site).items() >= told.items(), SOON, "the main process to hear of all")
     (answer,) = answers(site, "pause", site.queue, "--for", f"{PAUSE_SECONDS}s", *TO_FIRST).values()
     assert 0 < answer["ok"].pop("seconds_left") <= PAUSE_SECONDS

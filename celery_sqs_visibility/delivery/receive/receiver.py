@@ -163,7 +163,8 @@ class Receiver:
         wait: seconds of a long poll.
         options: what to ask of every receive.
         clock: the monotonic clock.
-        arrived: takes the messages, on a polling thread, also after `stop`.
+        arrived: takes the messages, on a polling thread, also after `stop`; none while some are hidden that
+            will come back.
         stopped: called on the poller's thread when it ends, its last poll being over.
         pauses: the queues that are not polled for now; call `wake` after a change.
 
@@ -267,7 +268,12 @@ class Receiver:
         # SQS has accepted a poll that it lets wait for messages.
         waiting = (poll for poll in list(self.in_flight) if not poll.overdue)
         accepted = self._answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)
-        return PollingFacts(self.queue.name, late, accepted, error, self.paused)
+        return PollingFacts(self.queue.name, late, accepted, error, self.paused, self.hidden(now))
+
+    def hidden(self, now: float) -> int:
+        """See `PollSchedule`. Any thread."""
+        with self._lock:
+            return self._schedule.hidden(now)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
@@ -302,8 +308,9 @@ class Receiver:
                 self._succeed(poll, [message["MessageId"] for message in messages])
             finally:
                 self._note_answer(poll, len(messages))
-                if messages:
-                    self._arrived(self.queue, messages, poll.started, self._clock.monotonic())
+                now = self._clock.monotonic()
+                if messages or self.hidden(now):
+                    self._arrived(self.queue, messages, poll.started, now)
         finally:
             with self._lock:
                 self.in_flight.remove(poll)

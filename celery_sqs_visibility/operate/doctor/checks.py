@@ -17,6 +17,7 @@ CHECKS = (
     queue_checks.check_retention,
     queue_checks.check_dead_letter_queues,
     queue_checks.check_endless_retries,
+    queue_checks.check_in_flight,
     run_checks.check_store,
     run_checks.check_heartbeat,
     run_checks.check_horizon,

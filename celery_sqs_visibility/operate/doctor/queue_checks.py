@@ -1,4 +1,4 @@
-"""Checks of queues: existence, dead letters, receives, retention, delays."""
+"""Checks of queues: existence, dead letters, receives, retention, messages in flight, delays."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from celery_sqs_visibility.aws.queues import HIDDEN
 from celery_sqs_visibility.aws.redrive import Redrive
 from celery_sqs_visibility.operate.aws_commands import create_queue, set_attributes
 from celery_sqs_visibility.operate.doctor.facts import (
@@ -27,7 +28,13 @@ from celery_sqs_visibility.policy.provisioning import (
 )
 from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
 from celery_sqs_visibility.policy.queue_names import beside
-from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, DELAY_SECONDS, RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import (
+    DEFAULT_RETENTION_SECONDS,
+    DELAY_SECONDS,
+    IN_FLIGHT_MESSAGES,
+    MANY_IN_FLIGHT_MESSAGES,
+    RETENTION_SECONDS,
+)
 
 #: With less a night without workers loses tasks.
 SHORT_RETENTION_SECONDS: Final = 86_400
@@ -307,6 +314,22 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
             "Workers that consume it run what has failed for good once more.",
             "leave it out of task_queues and task_routes, unless a worker of its own is meant to consume it",
         )
+
+
+def check_in_flight(facts: Facts) -> Iterator[Finding]:
+    """Queues near SQS's quota of messages in flight."""
+    for queue in facts.queues:
+        in_flight = int((queue.attributes or {}).get(HIDDEN, 0))
+        if in_flight >= MANY_IN_FLIGHT_MESSAGES:
+            yield Finding(
+                Severity.WARNING,
+                f"queue {queue.name!r}",
+                f"{in_flight:,} of its messages are in flight, of about {IN_FLIGHT_MESSAGES:,} at the most",
+                "Beyond that SQS hands out none, without an error, and tasks wait. Workers hold these "
+                "messages, or have hidden them for a retry or an ETA.",
+                f"{facts.command} status shows how many each worker holds and hides. Shorten the delays, "
+                "give tasks that wait long a queue of their own, or ask AWS for a higher quota",
+            )
 
 
 def check_queue_delays(facts: Facts) -> Iterator[Finding]:

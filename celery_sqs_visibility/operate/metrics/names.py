@@ -145,6 +145,12 @@ HEARTBEAT_LAG: Final = _histogram(
 RETRIES_WAITING: Final = _gauge(
     "retries_waiting", "{message}", "queue", "Messages that the worker has hidden for a retry, not yet back."
 )
+PARKED: Final = _gauge(
+    "messages_parked",
+    "{message}",
+    "queue",
+    "Messages that the worker has hidden until their ETA, rate limit or exclusive key, not yet back.",
+)
 SLOTS: Final = _gauge("slots", "{task}", "", "Tasks that the worker runs at once at the most.")
 SLOTS_BUSY: Final = _gauge("slots_busy", "{task}", "", "Tasks that the worker runs.")
 HELD: Final = _gauge("messages_held", "{message}", "", "Messages that the worker hides from others.")

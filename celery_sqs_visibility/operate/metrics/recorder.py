@@ -7,6 +7,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility import events, measurements
@@ -14,6 +15,7 @@ from celery_sqs_visibility.delivery.threads import copy_of
 from celery_sqs_visibility.events import DeliveryFacts, Event, subscribe
 from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.metrics import names
+from celery_sqs_visibility.operate.metrics.names import Metric
 from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -48,11 +50,15 @@ class Recorder:
         self._names = queues()
         self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
         self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
-        self._hidden: defaultdict[str, list[float]] = defaultdict(list)  # heaps of instants, monotonic
+        # By gauge and queue, heaps of the monotonic instants at which messages come back.
+        self._hidden: dict[Metric, defaultdict[str, list[float]]] = {
+            names.RETRIES_WAITING: defaultdict(list),
+            names.PARKED: defaultdict(list),
+        }
         self._ends: list[Callable[[], None]] = []
         self._count = {metric: counter.add for metric, counter in series.counters.items()}
         self._observe = {metric: histogram.observe for metric, histogram in series.histograms.items()}
-        series.gauges[names.RETRIES_WAITING] = self._retries_waiting
+        series.gauges |= {metric: partial(self._not_yet_back, metric) for metric in self._hidden}
         series.gauges[names.LAST_RECEIVE] = self._last_receives
 
     def start(self) -> None:
@@ -63,7 +69,8 @@ class Recorder:
             events.Started: self._started,
             events.Extended: lambda event: self._count[names.EXTENSIONS]((event.delivery.queue,)),
             events.Lost: lambda event: self._count[names.LOST]((event.delivery.queue,)),
-            events.Hidden: self._hide,
+            events.Hidden: partial(self._hide, names.RETRIES_WAITING),
+            events.Parked: partial(self._hide, names.PARKED),
             events.DeadLettered: self._dead_lettered,
             events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
             events.SQSRequest: self._requested,
@@ -125,12 +132,12 @@ class Recorder:
     def _settlement_ended(self, event: measurements.SettlementEnded) -> None:
         self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
-    def _hide(self, event: events.Hidden) -> None:
-        if event.kept:
+    def _hide(self, metric: Metric, event: events.Hidden | events.Parked) -> None:
+        if isinstance(event, events.Hidden) and event.kept:
             return
         now = self._clock.monotonic()
         with self._lock:
-            waiting = self._hidden[event.delivery.queue]
+            waiting = self._hidden[metric][event.delivery.queue]
             heapq.heappush(waiting, now + event.seconds)
             _drop_past(waiting, now)
 
@@ -139,12 +146,12 @@ class Recorder:
         consumed = self._queues().values()
         return [((queue,), at) for queue, at in known if queue in consumed]
 
-    def _retries_waiting(self) -> list[tuple[Labels, float]]:
+    def _not_yet_back(self, metric: Metric) -> list[tuple[Labels, float]]:
         now = self._clock.monotonic()
         with self._lock:
-            for waiting in self._hidden.values():
+            for waiting in self._hidden[metric].values():
                 _drop_past(waiting, now)
-            return [((queue,), len(waiting)) for queue, waiting in self._hidden.items()]
+            return [((queue,), len(waiting)) for queue, waiting in self._hidden[metric].items()]
 
 
 def _drop_past(instants: list[float], now: float) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.clock import FakeClock
+from support.factories import CrowdedSQS, requests
 from support.factories import queue as make_queue
-from support.factories import requests
 
 from celery_sqs_visibility.aws.fake import ACCOUNT
 from celery_sqs_visibility.aws.queues import Queues
@@ -174,3 +175,14 @@ def test_where_the_policy_of_the_source_may_not_be_read_the_least_receives_tell(
     told = [book.receives_in_source(dead_letters, source, receives, 0.0) for receives in (6, 7, 5, 6)]
     assert told == [5, 5, 4, 4]
     assert caplog.text == ""
+
+
+def test_a_queue_near_its_quota_in_flight_is_told_once_each_time_that_it_comes_near(book):
+    sqs = CrowdedSQS(FakeClock())
+    queue, now, told = make_queue(sqs), 0, []
+    for sqs.in_flight in (95_999, 96_000, 119_500, 95_000, 119_500):
+        book.get(queue, now)
+        told += [book.pop_many_in_flight(queue), book.pop_many_in_flight(queue)]
+        now += REDRIVE_SECONDS
+    assert told == [None, None, 96_000, None, None, None, None, None, 119_500, None]
+    assert times_asked(queue) == 5, "by requests that ask for the policy"

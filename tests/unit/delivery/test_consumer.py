@@ -7,9 +7,11 @@ import threading
 
 import pytest
 from support import factories
-from support.factories import DELETES, TIMEOUT
+from support.clock import FakeClock
+from support.factories import DELETES, TIMEOUT, CrowdedSQS, requests
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
@@ -207,3 +209,24 @@ def test_what_a_buffer_takes_in_part_lapses_and_is_not_run(world, queue, events)
     events.wait(Hidden, 2)
     assert world.hand_over() == world.held() == 0
     assert world.entries(factories.CHANGES) == []
+
+
+def test_a_worker_whose_queue_nears_its_quota_in_flight_says_so_with_what_it_hides(make, caplog):
+    world = make(sqs=CrowdedSQS(FakeClock()))
+    queue = world.queue()
+    failed, _ = world.deliveries(queue, "a", "b")
+    failed.settle(Hide(3600))
+    world.sqs.in_flight = 119_500
+    wait_until(
+        lambda: world.consumer.polling_facts(world.clock.monotonic())[0].hidden,
+        SOON,
+        "the message to be expected",
+    )
+    world.clock.advance(REDRIVE_SECONDS)
+    before = len(requests(world.sqs, "GetQueueAttributes"))
+    for _ in range(3):
+        world.consumer._arrived(queue, [], 0, world.clock.monotonic())  # polls that bring nothing
+    (line,) = [record.getMessage() for record in caplog.records if "in flight" in record.getMessage()]
+    assert "queue 'q' has 119502 messages in flight: beyond about 120000 SQS hands out none" in line
+    assert "This worker holds 1 of them, and has hidden 1 or more" in line
+    assert len(requests(world.sqs, "GetQueueAttributes")) == before + 1

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 from support.app import behind, close_app, make_app
 from support.clock import FakeClock
+from support.factories import CrowdedSQS
 from support.fake_cloudwatch import FakeCloudWatch
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -51,6 +52,19 @@ def test_requests_and_cost_are_an_estimate_and_the_report_says_so(report):
     (row,) = taken.queues
     assert (row.depth.oldest_age_seconds, row.requests_a_day, row.usd_a_day) == (7.0, 1_000_000, 0.4)
     assert "estimate" in taken.notes[0]
+
+
+def test_a_queue_near_its_quota_in_flight_is_a_sentence_of_the_report(report, monkeypatch):
+    taking = report(FakeCloudWatch({}))
+    monkeypatch.setattr(taking._context.queues, "_sqs", sqs := CrowdedSQS(FakeClock()))
+    sqs.create_queue("q", {}, {})
+    said = []
+    for sqs.in_flight in (95_999, 96_000):
+        said.append([note for note in taking.take().notes if "in flight" in note])
+    assert said[0] == []
+    assert said[1][0].startswith(
+        "queue 'q' has 96,000 messages in flight: beyond about 120,000 SQS hands out"
+    )
 
 
 def test_cloudwatch_is_asked_once_a_minute(report):
@@ -197,7 +211,7 @@ def test_no_color_is_heeded(run, monkeypatch, variable, is_coloured):
 
 
 def test_workers_are_shown_with_their_pauses(capsys):
-    mail = {"paused": True, "seconds_left": 492.0, "held": 3, "running": 1}
+    mail = {"paused": True, "seconds_left": 492.0, "held": 3, "hidden": 12, "running": 1}
     other = {"paused": False, "seconds_left": None, "held": 1, "running": 1}
     workers = {
         "a@h": {"pool": "prefork", "slots": 4, "busy": 2, "queues": {"mail": mail, "other": other}},
@@ -205,7 +219,7 @@ def test_workers_are_shown_with_their_pauses(capsys):
     }
     module._show(Status([], workers))
     shown = capsys.readouterr().out
-    assert "a@h     prefork  2/4            4  mail (8m12s left)" in shown
+    assert "a@h     prefork  2/4            4      12  mail (8m12s left)" in shown
     assert "b@h" in shown
     assert "KeyError" in shown
 

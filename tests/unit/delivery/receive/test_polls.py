@@ -147,6 +147,15 @@ def test_a_queue_made_just_now_may_be_unknown_to_a_part_of_sqs(world, caplog, or
     assert len(caplog.records) == lines
 
 
+def test_a_poll_that_brings_none_of_the_hidden_messages_is_told_too(world):
+    world.poll()
+    assert not world.arrived
+    world.receiver.expect("m", world.clock.monotonic() + 3600)
+    assert world.receiver.facts(world.clock.monotonic()).hidden == 1
+    world.poll()
+    assert [bodies for _, bodies, *_ in world.arrived] == [[]]
+
+
 def test_one_waits_for_polls_in_flight_until_their_messages_are_taken_and_no_longer(world):
     assert world.receiver.wait_for_polls(world.clock.monotonic() + 100)
     during = []

@@ -61,9 +61,12 @@ def facts(one=None, options=None, task=None, **changes):
     return Facts(**{**known, **changes})
 
 
-def with_delay_seconds(seconds):
+def with_attributes(**attributes):
     known = queue()
-    return dataclasses.replace(known, attributes={**known.attributes, "DelaySeconds": seconds})
+    return dataclasses.replace(known, attributes={**known.attributes, **attributes})
+
+
+HIDDEN = "ApproximateNumberOfMessagesNotVisible"
 
 
 FOUND = [
@@ -209,7 +212,13 @@ FOUND = [
         facts(queue(0), task={"max_retries": None}),
         "until the message's retention ends (4d)",
     ),
-    (queue_checks.check_queue_delays, NOTE, facts(with_delay_seconds("60")), "DelaySeconds is 60"),
+    (queue_checks.check_queue_delays, NOTE, facts(with_attributes(DelaySeconds="60")), "DelaySeconds is 60"),
+    (
+        queue_checks.check_in_flight,
+        WARNING,
+        facts(with_attributes(**{HIDDEN: "119500"})),
+        "119,500 of its messages are in flight, of about 120,000 at the most",
+    ),
     # runs
     (
         run_checks.check_heartbeat,

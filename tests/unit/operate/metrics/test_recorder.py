@@ -95,11 +95,15 @@ def test_retries_are_waited_for_until_they_are_back(series, recorder, clock):
     for seconds in (30, 10, 20):
         emit(events.Hidden(FACTS, seconds))
         emit(events.Hidden(FACTS, seconds, kept=True))  # for no retry
-    waiting = []
+    emit(events.Parked(FACTS, 40))  # for its ETA
+    waiting, parked = [], []
     for _ in range(3):
         waiting += series.read_gauge(names.RETRIES_WAITING)
+        parked += series.read_gauge(names.PARKED)
         clock.advance(15)
     assert waiting == [(("q",), 3), (("q",), 2), (("q",), 0)]
+    assert parked == [(("q",), 1)] * 3
+    assert series.read_gauge(names.PARKED) == [(("q",), 0)]
 
 
 def test_the_last_answer_to_a_receive_is_known_and_at_first_the_workers_start(series, recorder, clock):
