@@ -11,6 +11,7 @@ from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.worker import control_commands
 from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -43,6 +44,9 @@ class QueueConsumer:
 
     def consumed(self):
         return ["q", "other"]
+
+    def polling_facts(self, _now):
+        return [PollingFacts("q", hidden=3)]
 
     def notice_pause(self, queue):
         self.noticed.append(queue)
@@ -82,11 +86,11 @@ def panel(consumer):
 def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer, caplog):
     caplog.set_level("INFO")
     answer = panel("sqs_pause", queue="q", seconds=60)
-    assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "running": 1}}
+    assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "hidden": 3, "running": 1}}
     wait_until(lambda: len(panel.context.forgotten) == 1, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
     assert queues["q"] == {**answer["ok"], "held": 1}
-    assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "running": 0}
+    assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "hidden": 0, "running": 0}
     assert (consumer.noticed, consumer.asked_of) == (["q"], ["q"])
     assert "queue 'q' is paused for 60 s" in caplog.text
 
