@@ -11,6 +11,7 @@ PACKAGES = {
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
     "jq": "jq",
+    "promtool": "prometheus",
     "postgres": "postgresql",
     "redis-server": "redis-server",
 }

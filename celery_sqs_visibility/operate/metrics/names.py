@@ -160,6 +160,12 @@ LAST_RECEIVE: Final = _gauge(
     "queue",
     "When SQS last answered a receive, in seconds since the epoch.",
 )
+INTERVAL_MAX: Final = _gauge(
+    "polling_interval_max_seconds",
+    "s",
+    "queue",
+    "The option `polling_interval_max`: the longest sleep between polls of an idle queue.",
+)
 PAUSED: Final = _gauge(
     "queue_paused", "1", "queue", "Whether the worker has paused the queue: 1, or 0 while it polls."
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -40,7 +40,7 @@ class Recorder:
     def __init__(
         self,
         series: Series,
-        tasks: Container[str],
+        tasks: Collection[str],
         queues: Callable[[], Mapping[str, str]],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -80,7 +80,16 @@ class Recorder:
             measurements.DeliveryEnded: self._delivery_ended,
             measurements.SettlementEnded: self._settlement_ended,
         }
+        self._begin_at_zero()
         self._ends = [subscribe(listener, kind) for kind, listener in heard.items()]
+
+    def _begin_at_zero(self) -> None:
+        """A query of Prometheus does not see a counter's first step where the series began with it."""
+        for queue in self._names.values():
+            self._count[names.LOST]((queue,), 0)
+            for task in (*self._tasks, UNKNOWN_TASK):
+                if not task.startswith("celery."):
+                    self._count[names.DEAD_LETTERED]((task, queue), 0)
 
     def stop(self) -> None:
         """Listen no more; harmless if it does not."""
@@ -93,6 +102,7 @@ class Recorder:
     def _queue(self, sqs_name: str) -> str:
         if sqs_name not in self._names:
             self._names = self._queues()
+            self._begin_at_zero()
         return self._names.get(sqs_name, OTHER_QUEUE)
 
     def _started(self, event: events.Started) -> None:
@@ -176,7 +186,7 @@ def worker_state(context: BrokerContext) -> WorkerState:
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
 
 
-def of_queues(context: BrokerContext, tell: Callable[[str], bool]) -> list[tuple[Labels, float]]:
+def of_queues(context: BrokerContext, tell: Callable[[str], float]) -> list[tuple[Labels, float]]:
     """A value for each queue that the worker consumes."""
     queues = {queue for consumer in copy_of(context.worker_queue_consumers) for queue in consumer.consumed()}
     return [((queue,), tell(queue)) for queue in sorted(queues)]
@@ -189,4 +199,8 @@ def show_state(series: Series, context: BrokerContext) -> None:
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
     pauses, turns = context.pauses, context.turns
     series.gauges[names.PAUSED] = lambda: of_queues(context, lambda queue: pauses.get(queue) is not None)
+    options = context.options
+    series.gauges[names.INTERVAL_MAX] = lambda: of_queues(
+        context, lambda queue: options.for_queue(queue).polling_interval_max
+    )
     series.gauges[names.FULL] = lambda: of_queues(context, lambda queue: bool(turns and turns.is_full(queue)))

@@ -13,7 +13,13 @@ FACTS = DeliveryFacts("q", "m", 1, 0.0, "tasks.add", "t")
 
 
 def counted(series, metric):
-    return series.counters[metric].read()
+    return {labels: value for labels, value in series.counters[metric].read().items() if value}
+
+
+def test_losses_and_dead_letters_begin_at_zero(series, recorder):
+    zero = {("tasks.add", "q"): 0, ("unknown", "q"): 0, ("tasks.add", "q.fifo"): 0, ("unknown", "q.fifo"): 0}
+    assert series.counters[names.DEAD_LETTERED].read() == zero
+    assert series.counters[names.LOST].read() == {("q",): 0, ("q.fifo",): 0}
 
 
 def observed(series, metric):

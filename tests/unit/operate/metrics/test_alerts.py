@@ -1,0 +1,149 @@
+"""Each alert of `examples/prometheus/alerts.yml` fires for what it is for, and not for a healthy series."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from support.programs import program
+
+ALERTS = Path(__file__).resolve().parents[4] / "examples/prometheus/alerts.yml"
+
+Q, TASK = 'queue="q"', 'task="t",queue="q"'
+LAST, AGE = (
+    f'celery_sqs_last_receive_timestamp_seconds{{instance="a",{Q}}}',
+    "celery_sqs_polling_interval_max_seconds",
+)
+SLOTS = {'celery_sqs_slots{instance="a"}': "4x240", 'celery_sqs_slots_busy{instance="a"}': "0x240"}
+TIMES, ENDS = "celery_sqs_queue_time_seconds", "celery_sqs_tasks_total"
+LAG, SETTLE = "celery_sqs_heartbeat_lag_seconds_bucket", "celery_sqs_settle_seconds_bucket"
+DELETES = 'celery_sqs_request_seconds_count{action="DeleteMessageBatch",outcome="%s"}'
+GONE = "4x180 _x60"
+
+
+def sleeping(seconds):
+    """A worker whose last receive was at the start, and whose sleep has that bound."""
+    return {LAST: "0x240", f'{AGE}{{instance="a",{Q}}}': f"{seconds}x240", **SLOTS}
+
+
+def buckets(name, slow):
+    """A hundred values a minute, in the first or in the last bucket."""
+    return {f'{name}{{{Q},le="1.0"}}': f"0+{0 if slow else 100}x240", f'{name}{{{Q},le="+Inf"}}': "0+100x240"}
+
+
+#: By alert: series that make it fire after four hours, and series that do not.
+SERIES = {
+    "NoWorkers": ({"celery_sqs_slots": GONE}, {"celery_sqs_slots": "4x240"}),
+    "QueueHasNoWorker": ({LAST: "0+60x180 _x60"}, {LAST: "0+60x240"}),
+    "WorkerIsGone": (
+        {'up{instance="b",job="j"}': "1x180 0x60", 'celery_sqs_slots{instance="b",job="j"}': GONE},
+        {'up{instance="b",job="j"}': "1x180 _x60", 'celery_sqs_slots{instance="b",job="j"}': GONE},
+    ),
+    "QueueHasDeadLetters": (
+        {f"celery_sqs_queue_dead_letters{{{Q}}}": "2x240"},
+        {f"celery_sqs_queue_dead_letters{{{Q}}}": "0x240"},
+    ),
+    "NewDeadLetters": (
+        {f"celery_sqs_dead_lettered_total{{{TASK}}}": "0x235 1x5"},
+        {f"celery_sqs_dead_lettered_total{{{TASK}}}": "0x100 1x140"},
+    ),
+    "NewDeadLetters, which SQS has moved": (
+        {f"celery_sqs_queue_dead_letters{{{Q}}}": "1x235 2x5"},
+        {f"celery_sqs_queue_dead_letters{{{Q}}}": "2x240"},
+    ),
+    "StartsAreLate": (
+        {f"{TIMES}_count{{{Q}}}": "0+1x240", f'{TIMES}_bucket{{{Q},le="3600.0"}}': "0x240"},
+        {
+            f"{TIMES}_count{{{Q}}}": "0+1x240",
+            f'{TIMES}_bucket{{{Q},le="3600.0"}}': "0+1x240",
+            f"celery_sqs_queue_oldest_age_seconds{{{Q}}}": "0+60x240",
+        },
+    ),
+    "NothingStarts": (
+        {
+            f'celery_sqs_queue_messages{{{Q},state="visible"}}': "5x240",
+            f"celery_sqs_attempts_total{{{TASK}}}": "7x240",
+        },
+        {
+            f'celery_sqs_queue_messages{{{Q},state="visible"}}': "5x240",
+            f"celery_sqs_attempts_total{{{TASK}}}": "0+1x240",
+        },
+    ),
+    "TaskKeepsFailing": (
+        {f'{ENDS}{{{TASK},outcome="retried"}}': "0+1x240"},
+        {
+            f'{ENDS}{{{TASK},outcome="retried"}}': "0+1x240",
+            f'{ENDS}{{{TASK},outcome="succeeded"}}': "0+1x240",
+        },
+    ),
+    "NoSuccessfulReceive": (sleeping(0), sleeping(14_400)),
+    "MessagesLost": (
+        {f"celery_sqs_messages_lost_total{{{Q}}}": "0x235 1x5"},
+        {f"celery_sqs_messages_lost_total{{{Q}}}": "1x240"},
+    ),
+    "HeartbeatIsLate": (
+        {**buckets(LAG, slow=True), f'{LAG}{{{Q},le="60.0"}}': "0+100x240"},
+        {**buckets(LAG, slow=False), f'{LAG}{{{Q},le="60.0"}}': "0+100x240"},
+    ),
+    "SettlingIsSlow": (
+        {**buckets(SETTLE, slow=True), f'{SETTLE}{{{Q},le="60.0"}}': "0+100x240"},
+        {**buckets(SETTLE, slow=False), f'{SETTLE}{{{Q},le="60.0"}}': "0+100x240"},
+    ),
+    "RetriesPileUp": (
+        {f"celery_sqs_retries_waiting{{{Q}}}": "0+1x240"},
+        {f"celery_sqs_retries_waiting{{{Q}}}": "200x240"},
+    ),
+    "QueueNearInFlightQuota": (
+        {f'celery_sqs_queue_messages{{{Q},state="in_flight"}}': "119500x240"},
+        {f'celery_sqs_queue_messages{{{Q},state="in_flight"}}': "95000x240"},
+    ),
+    "RequestsFail": (
+        {DELETES % "ok": "0+9x240", DELETES % "Throttled": "0+1x240"},
+        {DELETES % "ok": "0+99x240", DELETES % "Throttled": "0+1x240"},
+    ),
+}
+
+
+def test_every_alert_has_its_series():
+    alerts = {
+        rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]
+    }
+    assert {name.partition(",")[0] for name in SERIES} == alerts
+
+
+@pytest.fixture(scope="module")
+def promtool():
+    return program("promtool")
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_an_alert_fires_for_what_it_is_for_and_for_nothing_else(promtool, tmp_path, name):
+    alert = name.partition(",")[0]
+    firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [
+                {"series": series, "values": _spelt(values)} for series, values in given.items()
+            ],
+            "promql_expr_test": [
+                {"expr": firing, "eval_time": "4h", "exp_samples": [{"labels": "{}", "value": fires}]}
+            ],
+        }
+        for given, fires in zip(SERIES[name], (1, 0), strict=True)
+    ]
+    path = tmp_path / "tests.yml"
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests})
+    )
+    ran = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def _spelt(values):
+    """promtool's notation: `4x240` stays at 4."""
+    return " ".join(
+        part if "+" in part or part.startswith("_") else part.replace("x", "+0x") for part in values.split()
+    )
