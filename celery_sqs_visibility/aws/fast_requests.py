@@ -32,6 +32,7 @@ from celery_sqs_visibility.contacts.botocore import (
     IdleConnections,
     http_session_of,
     is_listened_to,
+    is_mocked,
     registrations_of,
 )
 from celery_sqs_visibility.errors import (
@@ -126,11 +127,11 @@ class Caller:
         fast = self._fast
         if fast is None or action not in FREQUENT or not is_json:
             return self._ask_client(action, params)
-        if (registrations := registrations_of(self.client)) is None:  # a tracer's
+        if not fast.may_replace_the_client():
             return self._ask_client(action, params)
         sent = False
         try:
-            send = fast.prepared(action, params, registrations)
+            send = fast.prepared(action, params)
             sent = True
             answer = fast.answer(action, send)
         except Exception as error:
@@ -222,17 +223,22 @@ class FastRequests:
         self._idle = IdleConnections(self._session, self._url)
         #: By action; `None` where botocore is to sign each request. Each access is atomic.
         self._forms: dict[str, SignedForm | None] = {}
-        self._registrations = registrations_of(client)  # of listeners, when the forms were made
+        self._registrations: object = self  # of listeners, when the forms were made; `self` before the first
+        self._is_allowed = False  # by those listeners to make requests in the client's place
         self._proven: set[str] = set()  # actions of which SQS has accepted a form that was filled in
 
-    def prepared(self, action: str, params: Mapping[str, Any], registrations: object) -> Callable[[], Any]:
-        """Sign a request. Return a function that sends it and returns what the server has answered.
-
-        `registrations` are those of listeners to the client's events: others ask for other forms.
-        """
+    def may_replace_the_client(self) -> bool:
+        """Return False where somebody sees or answers the client's own requests: a tracer, a Stubber."""
+        registrations = registrations_of(self._client)
         if self._registrations is not registrations:
-            self._forms = {}
+            self._forms = {}  # other listeners ask for other forms
+            mocked = any(is_mocked(self._client, action) for action in FREQUENT)
+            self._is_allowed = registrations is not None and not mocked
             self._registrations = registrations
+        return self._is_allowed
+
+    def prepared(self, action: str, params: Mapping[str, Any]) -> Callable[[], Any]:
+        """Sign a request. Return a function that sends it and returns what the server has answered."""
         body = json.dumps(params).encode()
         return self._by_form(action, body) or partial(self._send, action, self._signed(action, body))
 

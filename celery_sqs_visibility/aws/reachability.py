@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
+from celery_sqs_visibility.contacts.botocore import is_mocked
 from celery_sqs_visibility.errors import UnreachableError
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 #: A listener that answers requests in SQS's place is asked for an action that changes nothing.
 _TARGET: Final = "AmazonSQS.ListQueues"
+
+#: A connection is opened for this action most of all.
+_PUBLICATION: Final = "SendMessage"
 
 
 def connect(client: SQSClient) -> None:
@@ -49,9 +53,12 @@ def _proxy(client: SQSClient, endpoint: str) -> str | None:
 
 
 def _is_answered_here(client: SQSClient, endpoint: str) -> bool:
-    """Whether a listener answers the client's requests, as moto's mocks do: there may be no network."""
+    """Return whether mocks or listeners answer the client's requests: there may be no network."""
     from botocore.awsrequest import AWSRequest  # noqa: PLC0415 - see client_factory
 
-    request = AWSRequest("POST", endpoint, {"X-Amz-Target": _TARGET}, b"{}").prepare()
+    if is_mocked(client, _PUBLICATION):
+        return True
+    url = f"{endpoint.rstrip('/')}/"  # as in all requests for SQS: moto looks for the slash
+    request = AWSRequest("POST", url, {"X-Amz-Target": _TARGET}, b"{}").prepare()
     heard = client.meta.events.emit("before-send.sqs.ListQueues", request=request)
     return any(answer is not None for _, answer in heard)

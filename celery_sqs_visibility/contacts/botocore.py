@@ -52,6 +52,19 @@ def is_listened_to(client: Any, action: str) -> bool:
     return any(search(f"{event}.sqs.{action}") for event in ("before-sign", "before-send"))
 
 
+def is_mocked(client: Any, action: str) -> bool:
+    """Return whether a client's requests for an action of SQS may be answered before botocore makes them.
+
+    A Stubber (botocore/stub.py) answers at `before-call`, where botocore itself only adds headers
+    (botocore/hooks.py: `_handlers`). Tests also replace the method that makes requests (botocore/client.py:
+    `_make_api_call`) by one of their own; a tracer's wraps it.
+    """
+    if registrations_of(client) is None and not hasattr(type(client)._make_api_call, "__wrapped__"):
+        return True
+    listeners = client.meta.events._emitter._handlers.prefix_search(f"before-call.sqs.{action}")
+    return any(getattr(each, "__module__", None) != "botocore.handlers" for each in listeners)
+
+
 class IdleConnections:
     """Connections of a client's that are open and idle, until the client is closed. Any thread.
 

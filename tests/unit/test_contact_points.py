@@ -344,6 +344,7 @@ MENTIONED = [
     ("botocore.hooks:HierarchicalEmitter._register_section", "self._lookup_cache = {}"),
     ("botocore.hooks:HierarchicalEmitter.unregister", "self._lookup_cache = {}"),
     ("botocore.hooks:HierarchicalEmitter._emit", "self._handlers.prefix_search(event_name)"),
+    ("botocore.stub:Stubber.activate", "'before-call.*.*',", "self._get_response_handler"),
     ("botocore.auth:SigV4Auth.string_to_sign", "request.context['timestamp']"),
     (
         "botocore.auth:SigV4Auth._inject_signature_to_request",

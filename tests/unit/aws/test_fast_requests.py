@@ -19,6 +19,7 @@ from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 from botocore.handlers import BUILTIN_HANDLERS
 from botocore.signers import RequestSigner
+from botocore.stub import Stubber
 from moto import mock_aws
 from moto.core.models import botocore_stubber
 from support.faults import Answer, Disconnected, error, json_answer
@@ -465,6 +466,19 @@ def test_a_listener_that_comes_later_is_heard_of_too(server, caller, delete):
         delete()
     assert server.fast == [False, True, True, True]
     assert len(heard) == 2
+
+
+def test_a_stubber_answers_in_place_of_fast_requests_while_it_is_active(server, caller, delete):
+    for _ in range(2):
+        delete()
+    stubber = Stubber(caller.client)
+    for _ in range(2):
+        stubber.add_response("delete_message_batch", {"Successful": [{"Id": "7"}], "Failed": []})
+    with stubber:
+        assert [delete()["Successful"] for _ in range(2)] == [[{"Id": "7"}]] * 2
+    for _ in range(2):
+        delete()
+    assert server.fast == [False, True, True, True]
 
 
 def trace(monkeypatch):
