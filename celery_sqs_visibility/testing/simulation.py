@@ -15,7 +15,7 @@ import logging
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -39,6 +39,7 @@ from celery_sqs_visibility.testing.schedule import (
     DELAYS,
     ENDS_OF_A_WORKER,
     IN_A_RUN,
+    OVERLAPS,
     WHEN_EMPTY,
     Fault,
     Schedule,
@@ -189,7 +190,8 @@ class Simulation(World):
             named = (name, *args, *kwargs.items()) if key is None else key(*args, **kwargs)
             return self.effect(named, partial(called, *args, **kwargs))
 
-        is_static = isinstance(inspect.getattr_static(owner, name), (classmethod, staticmethod))
+        # `None`: a mock or a lazy proxy makes it when it is asked.
+        is_static = isinstance(inspect.getattr_static(owner, name, None), (classmethod, staticmethod))
         self.replace(owner, name, staticmethod(effect) if is_static and inspect.isclass(owner) else effect)
 
     def effect(self, key: Any, do: Callable[[], T] | None = None) -> T | None:
@@ -198,15 +200,25 @@ class Simulation(World):
         Args:
             key: names it among others.
             do: does it; `None`: to record it is all. Its result is returned; after an exception it is not
-                recorded.
+                recorded. What a coroutine does has happened when it was awaited.
         """
-        shown = _shown(key)
-        self._point(f"before the effect {shown}")
+        self._point(f"before the effect {_shown(key)}")
         result = None if do is None else do()
+        if inspect.iscoroutine(result):
+            return cast("T", self._awaited(key, result))
+        self._took_place(key)
+        return result
+
+    async def _awaited(self, key: Any, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        result = await coroutine
+        self._took_place(key)
+        return result
+
+    def _took_place(self, key: Any) -> None:
+        shown = _shown(key)
         self.effects.append(key)
         self._note(f"effect {shown}", self._runs[-1].worker if self._runs else None)
         self._point(f"after the effect {shown}")
-        return result
 
     def run(self, *signatures: Any) -> MessageAccount:
         """Publish tasks, let the schedule happen, and work until all queues are empty.
@@ -320,6 +332,16 @@ class Simulation(World):
         fault = self._schedule.due(IN_A_RUN)
         if fault is not None:
             self._happen(fault, run, where)
+        elif Fault.OVERLAP in self.faults:
+            self._overlap()
+
+    def _overlap(self) -> None:
+        """Let another worker run another message by chance, if one waits; two runs at a time are enough."""
+        waiting = [queue for queue in self.queues if self.sqs.visible(queue.url)]
+        if self.seed is None or len(self._runs) > 1 or not waiting:
+            return
+        if self._schedule.random.random() < OVERLAPS:
+            self._run_meanwhile(waiting[0])
 
     def _refuse_dead(self, run: Run) -> None:
         if run.worker.dead:
@@ -356,7 +378,7 @@ class Simulation(World):
                 pass
 
     def _run_meanwhile(self, queue: Queue) -> None:
-        """Let another worker receive and run the message, while the run at the point waits."""
+        """Let another worker receive and run a message, while the run at the point waits."""
         with self._leases_of_another():
             self.take(queue)
 

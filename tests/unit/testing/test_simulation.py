@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import pickle
@@ -227,6 +228,65 @@ def test_calls_of_others_code_are_effects(app, now):
         assert sim.effects[2:] == [("pay", "o3", ("cents", 5)), "o3"]
     assert "pay" not in vars(shop)
     assert len(shop.paid) == 3
+
+
+def test_a_lost_update_between_two_messages_is_found(app, now):
+    """Each message is counted once, whatever is delivered again; only the sum of both is wrong."""
+    stock = {}
+
+    @app.task(max_retries=5, error_visibility_timeout=10)
+    def take(order):
+        if order not in stock["taken"]:
+            left = stock["left"]
+            now["sim"].effect("read", lambda: None)
+            stock["left"] = left - 1
+            stock["taken"].add(order)
+
+    @simulate(seeds=20, faults=[Fault.OVERLAP])
+    def test(sim):
+        now["sim"] = sim
+        stock.update(left=10, taken=set())
+        sim.run(take.s("o1"), take.s("o2"))
+        assert stock["left"] == 8, "an order was taken out of stock and put back"
+
+    error = failure(test)
+    assert "worker 2: receives the message" in str(error)
+
+
+def test_a_coroutine_is_an_effect_when_it_was_awaited(app, now):
+    class Shop:
+        async def pay(self, order):
+            if order == "unknown":
+                raise KeyError(order)
+            return "receipt"
+
+    shop = Shop()
+
+    @app.task(max_retries=0)
+    def pay(order):
+        assert asyncio.run(shop.pay(order)) == "receipt"
+
+    with Simulation(None) as sim:
+        sim.wrap(shop, "pay", key=lambda order: order)
+        sim.run(pay.s("o1"), pay.s("unknown"))
+        assert sim.effects == ["o1"]
+
+
+def test_calls_of_a_mock_and_of_a_proxy_are_effects():
+    class Proxy:
+        """As a module that is loaded when it is first used."""
+
+        def __getattr__(self, name):
+            return getattr(sqlite3, name)
+
+    bank = Mock()
+    with Simulation(None) as sim:
+        sim.wrap(bank, "charge")
+        bank.charge("o1")
+        proxy = Proxy()
+        sim.wrap(proxy, "complete_statement")
+        assert proxy.complete_statement("SELECT 1;")
+        assert sim.effects == [("charge", "o1"), ("complete_statement", "SELECT 1;")]
 
 
 def test_methods_of_a_class_are_effects_whatever_they_are(now):
