@@ -41,7 +41,7 @@ def _masked(name: Any, value: Any) -> Any:
         return _masked_proxies(value) if name == PROXIES else without_secrets(value)
     if isinstance(name, str) and HIDDEN_SETTINGS.search(name):
         return MASK
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return [_masked(None, each) for each in value]
     return _masked_url(value) if isinstance(value, str) and "://" in value else value
 

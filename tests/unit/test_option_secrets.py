@@ -56,6 +56,8 @@ def test_without_a_connection_nothing_is_said():
         ("broker_url", "sqs://?coordination_store=redis%3A%2F%2F%3APW%40host&region=eu-west-1",
          "sqs://?coordination_store=redis://:********@host&region=eu-west-1"),
         ("broker_url", ["sqs://A:S@", "sqs://B:T@"], ["sqs://A:********@", "sqs://B:********@"]),
+        ("failover_brokers", {"sqs://A:S@"}, ["sqs://A:********@"]),
+        ("failover_brokers", frozenset({"sqs://A:S@"}), ["sqs://A:********@"]),
         ("result_backend", "redis://:PW@host/1", "redis://:********@host/1"),
         ("result_backend", None, None),
         ("redis_password", "PW", "********"),
