@@ -33,6 +33,15 @@ FACTS: Final = " (%s)"
 KNOWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "sqs", "data", "taskName"}
 
 
+#: The node's name of this worker, as `node`. A pool's forked processes inherit it.
+_node: dict[str, str] = {}
+
+
+@signals.celeryd_init.connect(dispatch_uid=__name__)
+def _keep_node(sender: str, **_: Any) -> None:
+    _node["node"] = sender
+
+
 class JSONFormatter(logging.Formatter):
     """Writes a record as one line of JSON. `format` never raises, whatever the record holds."""
 
@@ -43,6 +52,7 @@ class JSONFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "process": record.process,
+            **_node,
         }
         for part in (_message, _ids, _extras, self._exception):
             try:
@@ -110,7 +120,9 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
     args: Any = record.args
     text = record.msg if isinstance(record.msg, str) else safe_str(record.msg)
     try:
-        if isinstance(args, Fields):
+        if not text.endswith(FACTS):
+            text = record.getMessage()
+        elif isinstance(args, Fields):
             text = text.removesuffix(FACTS)
         elif args and isinstance(args, tuple) and isinstance(args[-1], Fields):
             text = text.removesuffix(FACTS) % args[:-1]
@@ -145,6 +157,7 @@ def _of_running_task() -> dict[str, Any]:
         "task": request.shadow or task.name,
         "task_id": request.id,
         "attempt": request.retries + 1,
+        "node": request.hostname,  # also in a process of the pool that was spawned
         **told,
     }
 

@@ -56,6 +56,20 @@ def test_a_line_has_the_sentence_and_the_facts_apart():
     assert (line["level"], line["logger"]) == ("WARNING", "shop")
 
 
+def test_facts_inside_a_sentence_are_printed_there():
+    fields = Fields({"queue": "orders"})
+    for msg, args in [("%s: cannot be deleted", (fields,)), ("%s of %s stays", ("payload", fields))]:
+        assert line_of(msg, *args)["message"] == msg % args
+    assert line_of("lost: %s", "all")["message"] == "lost: all"
+
+
+def test_a_line_of_a_worker_has_the_nodes_name(monkeypatch):
+    monkeypatch.setattr(json_logs, "_node", {})
+    assert "node" not in line_of("begins")
+    signals.celeryd_init.send(sender="celery@shop", instance=None, conf=None, options={})
+    assert line_of("begins")["node"] == "celery@shop"
+
+
 def test_extras_and_the_exception_are_fields_and_celerys_arguments_are_not():
     with pytest.raises(ValueError, match="sold out") as raised:
         int("sold out")
