@@ -13,7 +13,13 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueue, ControlQueues
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import QueueDoesNotExistError, RefusedError, SQSError, UnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    QueueDoesNotExistError,
+    RefusedError,
+    SQSError,
+    UnavailableError,
+)
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
@@ -34,7 +40,7 @@ HELPERS_WAIT_SECONDS: Final = 2
 SWEEP_SECONDS: Final = 3600
 FIRST_SWEEP_SECONDS: Final = 600
 
-#: The longest pauses after errors in a row: errors that pass, and a missing permission.
+#: The longest pauses after errors in a row: errors that pass, and a permission that was never there.
 LONGEST_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
@@ -53,6 +59,11 @@ NEW_PAUSE_SECONDS: Final = 0.2
 
 #: A caller waits for a new queue's address for so long at most.
 CREATION_SECONDS: Final = 10.0
+
+NOT_RENEWED: Final = (
+    "cannot tag the control queue of %s with a sign of life, so other workers may delete the queue, and "
+    "another is made: %s"
+)
 
 UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
 
@@ -228,7 +239,10 @@ class Inbox:
         """Give a sign of life, and sweep, where that is due."""
         if now >= self._renew_at:
             self._renew_at = now + SIGN_OF_LIFE_SECONDS
-            self._queues.renew(queue)
+            try:
+                self._queues.renew(queue)
+            except AccessDeniedError as error:
+                logger.warning(NOT_RENEWED, self._node, error)
         if now >= self._sweep_at:
             # Not all workers of a fleet at the same time.
             self._sweep_at = now + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
@@ -268,11 +282,14 @@ class Inbox:
         if not missing:
             self._failures += 1
             self._outage.failure(error)
-            self._stopped.wait(_pause(error, self._failures))
+            self._stopped.wait(_pause(error, self._failures, worked=usable))
 
 
-def _pause(error: SQSError, failures: int) -> float:
-    """Seconds until the next attempt. With jitter: a fleet meets the same error at the same time."""
-    if isinstance(error, RefusedError):
+def _pause(error: SQSError, failures: int, *, worked: bool) -> float:
+    """Seconds until the next attempt. With jitter: a fleet meets the same error at the same time.
+
+    A permission with which the queue has `worked` is likely to come back.
+    """
+    if isinstance(error, RefusedError) and not worked:
         return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
     return pause(failures) if failures <= FEW else LONGEST_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311

@@ -26,12 +26,13 @@ from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Res
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
+    AnswerLostError,
     QueueDoesNotExistError,
     SQSError,
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.events import emit, log_safely
 from celery_sqs_visibility.measurements import ReceiveEnded
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -64,6 +65,15 @@ DELETED: Final = (
 
 #: A poll that SQS refuses is refused within this time, and does not wait for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
+
+#: After so many polls that were cut off while they waited, the log says so: one may be SQS's own restart.
+CUTS_OF_A_HABIT: Final = 3
+
+CUT: Final = (
+    "polls of queue %r are cut off while they wait for messages (%s so far, the latest after %.0f s): "
+    "something between this worker and SQS closes idle connections. Messages are received, with more "
+    "requests: set wait_time_seconds to less than that"
+)
 
 #: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
 NEW_QUEUE_FAILURES: Final = 2
@@ -204,6 +214,7 @@ class Receiver:
         self.in_flight: list[Poll] = []
         self.failures = 0
         self._answered = False  # whether a poll has ever succeeded
+        self._cut = 0  # polls that were cut off while SQS let them wait
         self._started = False
         self.stopping = False
         self._threads: set[threading.Thread] = set()
@@ -492,8 +503,20 @@ class Receiver:
             with self._lock:
                 self._attempts.unanswered(poll.attempt)
         deleted = self.stopping and isinstance(error, QueueDoesNotExistError)  # by its last consumer
-        if not (poll.overdue or deleted):  # an overdue poll has counted as a failure, and that may be over
+        took = self._clock.monotonic() - poll.started
+        if isinstance(error, AnswerLostError) and REFUSED_WITHIN_SECONDS <= took < poll.wait:
+            self._note_cut(took)
+        elif not (poll.overdue or deleted):  # an overdue poll has counted as a failure, and that may be over
             self._count_failure(error)
+
+    def _note_cut(self, took: float) -> None:
+        """SQS had accepted the poll, and let it wait: it is no outage that the connection was closed."""
+        with self._lock:
+            self.failures += 1
+            self._cut += 1
+            is_habit = self._cut == CUTS_OF_A_HABIT
+        if is_habit:
+            log_safely(logger.warning, CUT, self.queue.name, self._cut, took)
 
     def _count_failure(self, error: SQSError) -> None:
         with self._lock:

@@ -152,6 +152,17 @@ def test_it_gives_signs_of_life_and_sweeps_now_and_then():
     wait_until(lambda: len(requests(world.sqs, "ListQueues")) == 2, SOON, "another sweep")
 
 
+def test_it_polls_on_while_its_sign_of_life_is_refused(caplog):
+    clock = FakeClock()
+    world = World(clock)
+    world.turn()
+    clock.advance(SIGN_OF_LIFE_SECONDS)
+    world.sqs.fail_next("TagQueue", AccessDeniedError("allow sqs:TagQueue"))
+    world.turn()
+    assert len(requests(world.sqs, "ReceiveMessage")) == 2
+    assert "cannot tag the control queue of a@host with a sign of life" in caplog.text
+
+
 @pytest.mark.parametrize(("wanted", "left"), [(True, 1), (False, 0)])
 def test_a_queue_that_nobody_wants_is_given_up(wanted, left):
     clock = FakeClock()
@@ -188,15 +199,17 @@ def test_a_fleet_does_nothing_at_the_same_time():
 
 
 @pytest.mark.parametrize(
-    ("error", "failures", "least", "most"),
+    ("error", "failures", "worked", "least", "most"),
     [
-        (ThrottledError("slow down"), 1, 0.1, 0.2),
-        (ThrottledError("slow down"), 50, 3, 30),
-        (AccessDeniedError("allow sqs:CreateQueue"), 1, 150, 450),
+        (ThrottledError("slow down"), 1, False, 0.1, 0.2),
+        (ThrottledError("slow down"), 50, True, 3, 30),
+        (AccessDeniedError("allow sqs:CreateQueue"), 1, False, 150, 450),
+        (AccessDeniedError("allow sqs:ReceiveMessage"), 1, True, 0.1, 0.2),
+        (AccessDeniedError("allow sqs:ReceiveMessage"), 50, True, 3, 30),
     ],
 )
-def test_an_error_that_stays_is_met_seldom_and_at_no_fixed_time(error, failures, least, most):
-    pauses = {inboxes._pause(error, failures) for _ in range(20)}
+def test_an_error_that_stays_is_met_seldom_and_at_no_fixed_time(error, failures, worked, least, most):
+    pauses = {inboxes._pause(error, failures, worked=worked) for _ in range(20)}
     assert len(pauses) > 1
     assert all(least <= each <= most for each in pauses)
 

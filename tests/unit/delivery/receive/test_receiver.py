@@ -25,7 +25,7 @@ from celery_sqs_visibility.delivery.receive.receiver import (
     Receiver,
 )
 from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
-from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.errors import AnswerLostError, UnavailableError
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 LONG = 3600.0  # a sleep that only something else than its end can end
@@ -156,6 +156,31 @@ def test_no_error_ends_the_polling(receiving, caplog):
     world.receiver.start()
     assert world.bodies() == ["a"]
     assert f"unexpected error while polling '{world.name}'; continuing" in caplog.text
+
+
+def test_polls_that_a_proxy_cuts_are_no_outage_and_are_told_once(receiving, caplog):
+    world = receiving(interval=0)
+    polls, was_told = itertools.count(1), threading.Event()
+
+    def cut_after_eight_seconds(_queue_url, _max_messages, wait, _options):
+        """Nothing comes, and a longer poll is cut off."""
+        assert world.receiver.facts(world.clock.monotonic()).error == ""
+        if next(polls) > 10:
+            was_told.set()
+            world.receiver.stop()
+        world.clock.advance(min(wait, 8))
+        if wait > 8:
+            raise AnswerLostError("Connection was closed before we received a valid response")
+        return []
+
+    world.sqs.receive = cut_after_eight_seconds
+    world.receiver.start()
+    assert was_told.wait(SOON)
+    facts = world.receiver.facts(world.clock.monotonic())
+    assert (facts.accepted, facts.error) == (True, "")
+    (told,) = [each.message for each in caplog.records if "are cut off" in each.message]
+    assert "the latest after 8 s" in told
+    assert "set wait_time_seconds to less" in told
 
 
 def test_an_idle_receiver_at_the_defaults_polls_three_times_a_minute(receiving):
