@@ -73,7 +73,10 @@ class UnroutableError(SQSVisibilityError, KombuError):
 
 
 class RemoteControlError(SQSVisibilityError):
-    """Workers cannot be asked, since remote control is off here; the message says what to set."""
+    """Workers cannot be asked, since remote control is off here; the message says what to set.
+
+    A task that asks them gets no replies instead.
+    """
 
 
 class CommandNotSentError(RemoteControlError):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from celery import current_task
+
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, RemoteControlError, SQSError
@@ -73,16 +75,20 @@ class ControlExchanges:
     def declare(self, queue: str) -> bool:
         """Whether the queue is one of Celery's own: it is made when it is consumed, or replies are due.
 
+        A task that asks workers without remote control gets no replies, as on kombu's transport: an error
+        would use up its attempts.
+
         Raises:
-            RemoteControlError: it is, and remote control is off.
+            RemoteControlError: it is, remote control is off, and no task runs here.
         """
         exchange = self.exchange_of(queue, self.declared)
         if exchange is None:
             return False
-        if not self._is_on:
+        is_of_replies = use_of(exchange) is Use.REPLIES
+        if not self._is_on and not (is_of_replies and current_task):
             error = RemoteControlError(f"remote control is off here: {REMEDY}")
             raise shown_in_one_line(error, EX_UNAVAILABLE)
-        if use_of(exchange) is Use.REPLIES:
+        if self._is_on and is_of_replies:
             self._control.expect_replies(exchange)
         return True
 
@@ -107,9 +113,11 @@ class ControlExchanges:
 
     def consume(self, queue: str, deliver: Deliver) -> bool:
         """Consume a queue of Celery's own; whether it is one."""
-        if not self._is_on or (exchange := self.exchange_of(queue)) is None:
+        if (exchange := self.exchange_of(queue)) is None:
             return False
         self._consumed[queue] = exchange, deliver
+        if not self._is_on:
+            return True  # nothing comes
         handle = self._handle_command if use_of(exchange) is Use.COMMANDS else self._handle
 
         def put(payload: dict[str, Any], is_in_time: IsInTime) -> None:
@@ -121,7 +129,7 @@ class ControlExchanges:
     def cancel(self, queue: str) -> bool:
         """Stop consuming a queue whose last consumer is gone; whether it is one of Celery's own."""
         exchange, _ = self._consumed.pop(queue, (None, None))
-        if exchange is not None:
+        if exchange is not None and self._is_on:
             self._control.cancel(queue, exchange)
         return exchange is not None
 

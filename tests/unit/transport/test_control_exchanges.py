@@ -304,3 +304,21 @@ def test_a_consumer_that_comes_back_has_its_queue_and_what_came_meanwhile(site, 
         connection.drain_events(timeout=SOON)
     assert got == ["first", "second"]
     assert len(requests(site.sqs, "CreateQueue")) == 1
+
+
+def test_off_a_task_that_asks_workers_gets_no_replies_and_one_warning(site, caplog, monkeypatch):
+    monkeypatch.setattr(ControlExchanges, "_has_warned", False)  # by a test before this one
+    app = Celery("asking", set_as_current=False)
+    app.connection_for_write = site.connect
+
+    @app.task
+    def ask():
+        inspect = app.control.inspect(timeout=0.01)
+        return inspect.ping(), inspect.active(), app.control.ping(timeout=0.01)
+
+    assert ask() == (None, None, [])
+    assert caplog.text.count("remote control is off here") == 1
+    assert site.sqs.calls == []
+    with pytest.raises(RemoteControlError):
+        app.control.ping(timeout=0.01)
+    app.close()
