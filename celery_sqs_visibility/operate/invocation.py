@@ -152,12 +152,20 @@ def counted(number: int, noun: str) -> str:
 def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
     """Print a text, whoever wrote it, so that it gives the terminal no orders; with a style of click."""
     shown = printable_lines(text)
+    encoding = _encoding(err=err)
+    shown = shown.encode(encoding, "backslashreplace").decode(encoding)
     click.echo(click.style(shown, **style) if style else shown, err=err, nl=nl)
 
 
 def show_json(value: Any) -> None:
     """Print a value as JSON, indented; what JSON does not know as text."""
-    click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=False)))
+    plain = not _encoding(err=False).lower().startswith("utf")  # what it lacks is escaped
+    click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=plain)))
+
+
+def _encoding(*, err: bool) -> str:
+    """The terminal's, which may lack characters of the text."""
+    return getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
 
 
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import sys
 
 import click
@@ -22,6 +24,8 @@ from celery_sqs_visibility.operate.invocation import (
     counted,
     errors_as_sentences,
     own_command,
+    say,
+    show_json,
 )
 
 
@@ -76,3 +80,14 @@ def test_an_app_without_a_name_is_not_called_none():
         broker_of(app),
     ):
         pass
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+def test_a_terminal_that_lacks_a_character_gets_its_escape(monkeypatch, encoding):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    say("\u00e9\u6f22")
+    show_json(["\u00e9\u6f22"])
+    said, shown = terminal.buffer.getvalue().decode(encoding).split("\n", 1)
+    assert said == "\u00e9\\u6f22"
+    assert json.loads(shown) == ["\u00e9\u6f22"]
