@@ -47,7 +47,7 @@ def publish(request):
     app.conf.broker_transport_options = {"region": "us-east-1", "client-config": own_client}
     app.conf.task_publish_retry = False
 
-    @app.task
+    @app.task(shared=False)
     def task(number):
         pass
 
