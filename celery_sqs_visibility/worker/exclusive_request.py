@@ -167,6 +167,9 @@ class ExclusiveRequest(VisibilityRequest):
                 extra = self.log_extra(key=key, outcome="skipped")
                 logger.info(skipped, self.name, self.id, key, extra=extra)
                 self._warn_of_canvas()
+                # The only end that monitors take for a run that began: they show REVOKED, not STARTED for
+                # ever, and of a task with an earlier success that success (celery/events/state.py).
+                self.send_event("task-revoked", terminated=False, signum=None, expired=False)
                 self.note_outcome("skipped")
                 self.settle(Delete())
             case Spent():

@@ -279,7 +279,7 @@ def test_a_refusal_does_not_end_the_inbox_of_a_caller_whose_queue_works(make):
 
 def test_pauses_grow_with_the_errors_in_a_row_and_start_anew_after_a_success(world, monkeypatch):
     failures = []
-    monkeypatch.setattr(inboxes, "_pause", lambda _error, number: failures.append(number) or 0.0)
+    monkeypatch.setattr(inboxes, "_pause", lambda _error, number, **_: failures.append(number) or 0.0)
     for _ in range(2):
         for _ in range(2):
             world.sqs.fail_next("ReceiveMessage", ThrottledError("slow down"))
@@ -290,9 +290,10 @@ def test_pauses_grow_with_the_errors_in_a_row_and_start_anew_after_a_success(wor
 def test_few_errors_are_followed_by_the_pauses_of_any_request_and_more_by_long_ones(monkeypatch):
     monkeypatch.setattr(inboxes, "pause", lambda failures: -failures)
     error = ThrottledError("slow down")
-    assert inboxes._pause(error, FEW) == -FEW
-    assert inboxes._pause(error, FEW + 1) > 0
-    assert inboxes._pause(REFUSED, 1) > REFUSED_PAUSE_SECONDS / 3
+    assert inboxes._pause(error, FEW, worked=False) == -FEW
+    assert inboxes._pause(error, FEW + 1, worked=False) > 0
+    assert inboxes._pause(REFUSED, 1, worked=False) > REFUSED_PAUSE_SECONDS / 3
+    assert inboxes._pause(REFUSED, FEW, worked=True) == -FEW
 
 
 def test_a_thread_goes_on_after_a_bug_and_a_pause(world, monkeypatch, caplog):

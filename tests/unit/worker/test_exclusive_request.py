@@ -6,6 +6,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
+from celery.events.state import State
 from celery.exceptions import ImproperlyConfigured, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from support.clock import FakeClock
@@ -167,6 +168,20 @@ def test_a_lost_run_had_the_attempts_that_its_key_knows(make):
     made.delivery.lease = SimpleNamespace(retries=1, key=None)
     made.on_failure(exc_info(WorkerLostError("gone")))
     assert made.settled == [Hide(5)], "an attempt, and not the last"
+
+
+@pytest.mark.parametrize(("earlier", "shown"), [([], "REVOKED"), (["succeeded"], "SUCCESS")])
+def test_monitors_see_a_skipped_task_end_and_keep_an_earlier_success(make, monkeypatch, earlier, shown):
+    sent, monitor = [], State()
+    made = make()
+    monkeypatch.setattr(made, "send_event", lambda kind, **fields: sent.append({"type": kind, **fields}))
+    made.on_accepted(1, 0.0)
+    end(made, Processed())
+    for number, event in enumerate([*({"type": f"task-{each}"} for each in earlier), *sent], 1):
+        at = {"timestamp": number, "local_received": number, "clock": number}
+        monitor.event({"uuid": made.id, "hostname": "a@host", **event, **at})
+    assert [event["type"] for event in sent] == ["task-started", "task-revoked"]
+    assert monitor.tasks[made.id].state == shown
 
 
 def test_a_processed_key_has_the_message_deleted(make, caplog):
