@@ -62,12 +62,12 @@ def test_an_import_that_a_shutdown_interrupts_goes_on_from_its_place(make_site, 
     imported, place = records.kept(NAME)
     assert 0 < imported == place < LINES
     assert records.state(NAME) == "unprocessed"
-    assert site.counts() == (1, 0)
+    assert site.kept == 1  # hidden until this worker's last poll is over, if that has received it again
     # Whoever reads the lines before the place once more stores something else.
     lines = orders.read_text().splitlines()
     orders.write_text("\n".join(["0,0.00"] * place + lines[place:]) + "\n")
     start_proj()
-    assert result.get(timeout=30) == f"{LINES} orders"
+    assert result.get(timeout=60) == f"{LINES} orders"
     stored = records.orders(NAME)
     assert len(stored) == LINES
     assert sum(cents for _, _, cents in stored) == LINES * (LINES + 1) // 2

@@ -125,6 +125,7 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
         )
     tracked = {"task_track_started": True}
     site = exclusive_site(settings=tracked, visibility_timeout=2, heartbeat_interval=1.5, **options)
+    site.create_queue()  # without a redrive policy, which would end the waits
     workers = [start(site, concurrency=1, ready=False) for _ in range(2)]
     for worker in workers:
         worker.wait_ready()

@@ -132,7 +132,7 @@ def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_f
     wait_for(WELL, "--ready")
     (told,) = run_json(site.config, "health", "--ready", "--timeout", "20")
     assert told["polls"] == [
-        {"queue": site.queue, "late": 0.0, "accepted": True, "error": "", "paused": False}
+        {"queue": site.queue, "late": 0.0, "accepted": True, "error": "", "paused": False, "hidden": 0}
     ]
     assert run_celery(site.config, "sqs", "health", "-n", "nobody").returncode == NOBODY
     second = site.start(name="second")
