@@ -37,7 +37,7 @@ def test_a_limit_above_the_tasks_own_counts_on_every_worker(make_site, task, lim
     result = send(site, task, **limits)
     site.proxy.wait_for(lambda _: result.state == "FAILURE", timeout=90)
     assert [entry["retries"] for entry in site.diary.entries("run", id=result.id)] == list(range(attempts))
-    assert site.proxy.count("SendMessage") == messages
+    assert site.proxy.count("SendMessage", queue=site.queue) == messages
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
