@@ -401,8 +401,8 @@ class Options(ContentOptions, SharedOptions):
         store_address,
         "The store by which processes agree: on the run of an exclusive task, on the beat that sends, on the "
         "worker that samples queues. `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
-        "`redis://HOST` or `rediss://HOST`. Set it for exclusive tasks, for several beats, or for metrics of "
-        "many workers.",
+        "`redis://HOST` or `rediss://HOST`; in cluster mode of any node. Set it for exclusive tasks, for "
+        "several beats, or for metrics of many workers.",
     )
     exclusive_ttl: float = option(
         TTL_SECONDS,
