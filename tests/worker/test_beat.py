@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import re
 import signal
 import sys
+from base64 import b64decode
+from collections import Counter
 from datetime import datetime
 
 import pytest
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import SOON, GuardedProcess, wait_until
-from support.redis_server import RedisServer
+from support.redis_server import RedisServer, failover
 from support.worker import IMPORT_PATHS
 
 EVERY_SECONDS = 2
@@ -44,6 +48,17 @@ def start_beat(proxy, tmp_path):
 def redis(tmp_path):
     with RedisServer(tmp_path) as server:
         yield server
+
+
+def refused(beats):
+    """What a beat did not send, since the other had claimed it: `name@due`."""
+    return [key for beat in beats for key in re.findall(r"another beat sends (\S+)", beat.log)]
+
+
+def sent_keys(site):
+    """How often each `name@due` was sent to a standard queue, which takes no deduplication id."""
+    bodies = (json.loads(b64decode(call.request["MessageBody"])) for call in site.proxy.calls("SendMessage"))
+    return Counter(body["properties"]["MessageDeduplicationId"] for body in bodies)
 
 
 def test_while_the_store_hangs_every_task_is_sent_and_claimed_again_after(
@@ -81,6 +96,24 @@ def test_two_beats_with_a_store_send_each_due_time_to_a_standard_queue_once(make
     assert len(due) == len(set(due))
     assert site.counts()[0] == len(site.proxy.calls("SendMessage")) >= len(due)
     assert "twice" not in beats[0].log, "no warning"
+
+
+def test_two_beats_send_each_due_task_once_after_a_failover_of_their_redis(make_site, start_beat, tmp_path):
+    with failover(tmp_path) as (address, fail_over):
+        site = make_site(coordination_store=address.url)
+        site.create_queue()
+        site.config["beat_schedule"] = {
+            name: {"task": "work.quick", "schedule": EVERY_SECONDS, "args": [name]} for name in "abc"
+        }
+        beats = [start_beat(site.config), start_beat(site.config)]
+        wait_until(lambda: refused(beats), SOON, "a claim")
+        fail_over()
+        before = len(refused(beats))
+        wait_until(lambda: len(refused(beats)) >= before + 12, SOON, "claims after the failover")
+        claimed = set(refused(beats))
+        site.proxy.wait_for(lambda _: claimed <= sent_keys(site).keys())
+    assert set(sent_keys(site).values()) == {1}
+    assert not any("could not be claimed" in beat.log for beat in beats)
 
 
 def test_two_beats_send_each_due_time_once_and_one_goes_on_without_the_other(make_fifo_site, start_beat):

@@ -6,6 +6,7 @@ import re
 import uuid
 
 import pytest
+from redis import Redis
 from support.exclusive_stores import create_table
 from support.faults import error
 from support.processes import wait_until
@@ -145,6 +146,35 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
     wait_until_empty(site)
     assert logged(workers, LOST) == 0
     assert site.diary.count("started") == 1
+
+
+@pytest.mark.parametrize("then", ["its message comes again", "another message has its key", "it ends"])
+def test_a_run_whose_record_redis_loses_has_its_key_again(exclusive_site, redis, tmp_path, then):
+    extensions = {} if then == "it ends" else {"visibility_timeout": 4, "heartbeat_interval": 3}
+    site = exclusive_site(**extensions)
+    workers = [start(site, concurrency=1, ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    told, key = tmp_path / "there", f"exclusive.until_there:{site.queue}"
+    result = send(site, "until_there", str(told), task_id=site.queue)
+    site.diary.wait_for("started")
+    with Redis(port=redis.port) as client:
+        client.flushall()
+        if then != "it ends":
+            wait_until(lambda: client.exists(f"{PREFIX}{key}"), 30, "a renewal")
+            if then == "its message comes again":
+                site.proxy.inject(error("AccessDenied", 403), "ChangeMessageVisibilityBatch")
+            else:
+                send(site, "until_there", str(told), task_id=result.id)
+            wait_until(lambda: logged(workers, "and was not run: its key"), 60, "a wait")
+            site.proxy.clear_faults()
+    told.touch()
+    assert result.get(timeout=30) == "done"
+    send(site, "until_there", str(told), task_id=result.id)
+    wait_until(lambda: logged(workers, f"skipped: its key {key!r} was processed before"), 30, "a skip")
+    wait_until_empty(site)
+    assert site.diary.count("started") == site.diary.count("done") == 1
+    assert logged(workers, f"the key {key!r} was lost") == 0
 
 
 def test_a_failure_frees_the_key_for_the_next_attempt_which_has_the_checkpoint(exclusive_site):

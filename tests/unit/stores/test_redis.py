@@ -33,7 +33,7 @@ def test_no_request_waits_for_longer_than_its_bound_and_one_on_a_closed_connecti
     assert settings["socket_timeout"] == settings["socket_connect_timeout"] == TIMEOUT_SECONDS
     assert settings["retry_on_error"] == [redis.ConnectionError]
     assert settings["retry"]._supported_errors == (redis.ConnectionError,)
-    assert settings["retry"].get_retries() == 2
+    assert settings["retry"]._retries == 2
     assert max(settings["retry"]._backoff.compute(failures) for failures in range(10)) == 0.5
     assert settings["retry"]._backoff.compute(1) == 0.2
     assert settings["decode_responses"]

@@ -6,7 +6,7 @@ import pytest
 import redis
 from support.clock import FakeClock
 from support.processes import wait_until
-from support.redis_server import Address, RedisServer
+from support.redis_server import RedisServer, failover
 
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.stores import redis as redis_store
@@ -46,34 +46,16 @@ def open_store():
         store._redis.close()
 
 
-@pytest.fixture
-def failover(start):
-    """An address, and what makes another server the primary behind it."""
-    (first, old), (second, new) = (start("--repl-diskless-sync-delay", "0") for _ in range(2))
-    address = Address(first)
-
-    def fail_over():
-        new.replicaof("127.0.0.1", first.port)
-        wait_until(lambda: new.info("replication")["master_link_status"] == "up", 60, new.info)
-        wait_until(lambda: new.dbsize() == old.dbsize(), 60, new.dbsize)
-        new.replicaof("NO", "ONE")
-        old.replicaof("127.0.0.1", second.port)
-        address.server = second
-
-    yield address, fail_over
-    address.close()
-
-
-def test_after_a_failover_keys_are_taken_renewed_and_claimed_once(failover, open_store, key):
-    address, fail_over = failover
-    one, two = open_store(address.url), open_store(address.url)
-    assert one.acquire(key, "one", 60) == Acquired()
-    assert isinstance(two.acquire(key, "two", 60), Processing)
-    fail_over()
-    assert one.renew([Renewal(key, "one", 60)]) == [True]
-    assert isinstance(two.acquire(key, "two", 60), Processing)
-    claims = [(one.claim(f"{key} {due}", 60), two.claim(f"{key} {due}", 60)) for due in range(24)]
-    assert claims == [(True, False)] * 24, "of two beats one sends"
+def test_after_a_failover_keys_are_taken_renewed_and_claimed_once(tmp_path, open_store, key):
+    with failover(tmp_path) as (address, fail_over):
+        one, two = open_store(address.url), open_store(address.url)
+        assert one.acquire(key, "one", 60) == Acquired()
+        assert isinstance(two.acquire(key, "two", 60), Processing)
+        fail_over()
+        assert one.renew([Renewal(key, "one", 60)]) == [True]
+        assert isinstance(two.acquire(key, "two", 60), Processing)
+        claims = [(one.claim(f"{key} {due}", 60), two.claim(f"{key} {due}", 60)) for due in range(24)]
+        assert claims == [(True, False)] * 24, "of two beats one sends"
 
 
 def test_a_replica_and_a_full_redis_fail_the_probe(start, open_store):

@@ -275,6 +275,51 @@ def test_a_run_that_lost_its_key_saves_and_finishes_nothing(make, store, clock, 
     assert "was lost before its run succeeded" in caplog.text
 
 
+def lose_records(store):
+    store._records.clear()  # as a Redis that restarts without persistence
+
+
+def test_a_run_whose_record_the_store_has_lost_saves_and_finishes(make, store):
+    def body(self):
+        lose_records(store)
+        self.visibility.checkpoint("half")
+        assert self.visibility.last_checkpoint == "half"
+        other = store.acquire(KEY, "other", 1)
+        assert other.owner == "run"
+        assert 28 < other.seconds <= 30, "as long as its message is hidden"
+        lose_records(store)
+
+    make(body).run()
+    assert store.acquire(KEY, "other", 1) == Processed()
+
+
+def test_what_a_run_saves_after_the_store_has_lost_its_record_is_the_next_attempts(make, store):
+    def body(self):
+        lose_records(store)
+        self.visibility.checkpoint("half")
+        raise ValueError
+
+    make(body).run()
+    assert store.acquire(KEY, "other", 1) == Acquired("half")
+
+
+def test_a_lost_record_that_another_has_made_since_is_the_others(make, store, caplog):
+    def body(self):
+        lose_records(store)
+        store.acquire(KEY, "thief", 60)
+        with pytest.raises(VisibilityLostError, match="'one:a'"):
+            self.visibility.checkpoint(1)
+
+    make(body).run()
+    assert store.acquire(KEY, "third", 1).owner == "thief"
+    assert "was lost before its run succeeded" in caplog.text
+
+
+def test_a_run_without_a_lease_finishes_after_the_store_has_lost_its_record(make, store):
+    make(lambda self: lose_records(store)).run(visibility_lease=None)
+    assert store.acquire(KEY, "other", 1) == Processed()
+
+
 def test_the_key_is_leased_until_the_message_is_visible_extensions_included(make, store, lease, monkeypatch):
     def acquire(*args):
         lease.deadline += 60  # meanwhile, the heartbeat has extended the message
