@@ -74,6 +74,29 @@ class WithFailingHandler(Ending):
         raise ValueError("the handler's own")
 
 
+class WithRaisingHandlers(Ending):
+    """As a mixin that measures, and takes `run` to have set its `start`, in this process and run."""
+
+    def on_retry(self, exc, *_):
+        note("on_retry", id=self.request.id, exc=type(exc).__name__)
+        raise AttributeError("start")
+
+    def on_failure(self, exc, *_):
+        note("on_failure", id=self.request.id, exc=type(exc).__name__)
+        raise AttributeError("start")
+
+    def after_return(self, status, *_):
+        note("after_return", id=self.request.id, status=status)
+        raise AttributeError("start")
+
+
+@noting(base=WithRaisingHandlers, max_retries=2)
+def measured(self, killed_at=None, **_):
+    if self.request.retries == killed_at:
+        kill_self()
+    raise Trouble
+
+
 @noting(base=WithFailingHandler, dont_autoretry_for=(Trouble,))
 def failing_twice(self, **_):
     raise Trouble

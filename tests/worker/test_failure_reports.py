@@ -63,3 +63,29 @@ def test_the_log_has_one_line_and_the_traceback_for_a_failed_attempt(make_site, 
     assert worker.log.count("\nwork.Trouble: a\n") == 3
     for nobody_asked in ("Found credentials", "Found endpoint", "Event before-", "Making request", "urllib3"):
         assert nobody_asked not in worker.log
+
+
+@pytest.mark.parametrize(
+    ("pool", "killed_at", "errors"),
+    [
+        ("prefork", 0, ["WorkerLostError", "Trouble", "Trouble"]),
+        ("prefork", 1, ["Trouble", "WorkerLostError", "Trouble"]),
+        ("prefork", 2, ["Trouble", "Trouble", "WorkerLostError"]),
+        ("threads", None, ["Trouble", "Trouble", "Trouble"]),
+    ],
+)
+def test_handlers_that_raise_cost_no_line_no_signal_and_no_second_call(make_site, pool, killed_at, errors):
+    site = make_site()
+    worker = site.start("ends", pool=pool)
+    result = site.app.send_task("ends.measured", (), {"killed_at": killed_at})
+    site.diary.wait_for("task_failure", id=result.id)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert [each["exc"] for each in seen(site, "on_retry", result)] == errors[:2]
+    assert len(seen(site, "task_retry", result)) == 2
+    for_good = [] if killed_at == 2 else ["Trouble"]  # Celery's main process calls no `on_failure`
+    assert [each["exc"] for each in seen(site, "on_failure", result)] == for_good
+    assert len(seen(site, "after_return", result)) == len(for_good)
+    failed = rf"Task ends.measured\[{result.id}\] failed at attempt (\d) of 3 and comes back in 1 s: (\w+)"
+    assert re.findall(failed, worker.log) == [("1", errors[0]), ("2", errors[1])]
+    assert worker.log.count("on_retry of task ends.measured failed; the outcome stays as stored") == 2
+    assert "Celery could not record" not in worker.log
