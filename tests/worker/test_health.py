@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.commands import run_celery, run_json
-from support.faults import black_hole
+from support.faults import black_hole, cut_waits
 from support.processes import SOON, free_port, wait_until
 
 from celery_sqs_visibility.operate.health.probe import NOBODY, UNWELL, WELL, ask, directory
@@ -123,6 +123,23 @@ def test_a_life_with_an_outage_at_its_start_one_in_its_middle_and_a_running_task
     worker.wait_exit()
     assert probe()[0] == NOBODY
     assert list(Path(directory()).iterdir()) == []
+
+
+def test_a_worker_whose_idle_polls_a_proxy_cuts_is_ready_and_says_what_to_set(make_site):
+    site = make_site()
+    site.proxy.inject(cut_waits(3), "ReceiveMessage")
+    worker = site.start()
+    wait_for(WELL, "--ready")
+    worker.wait_for_log("cut off while they wait for messages (3 so far, the latest after 3 s)")
+    assert "set wait_time_seconds to less than that" in worker.log
+    cuts = len([call for call in site.proxy.calls("ReceiveMessage") if call.answer is None])
+    for more in range(1, 4):
+        site.proxy.wait_for(
+            lambda calls, more=more: sum(each.answer is None for each in calls) >= cuts + more
+        )
+        assert probe("--ready")[0] == WELL
+    site.begin("a")
+    assert "cannot receive from" not in worker.log
 
 
 def test_by_celery_over_http_and_of_two_workers_with_one_port_the_second_waits_for_it(make_site):

@@ -218,6 +218,16 @@ def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
     assert worker.log.count("cannot use its control queue") == 1
 
 
+def test_a_permission_that_was_withdrawn_and_is_back_leaves_no_worker_deaf(room):
+    (worker,) = room.start("node", concurrency=1)
+    (queue,) = {url.rpartition("/")[2] for url in room.queues() if "reply" not in url}
+    with room.site.proxy.inject(error("AccessDenied", 403), "ReceiveMessage", queue=queue) as denied:
+        room.control.revoke("a")  # the poll that waits is answered, and the next is refused
+        wait_until(lambda: denied.hits >= 3, SOON, "refused polls")
+    worker.wait_for_log("sqs:ReceiveMessage")
+    assert room.ask("ping") == {"ok": "pong"}
+
+
 def test_a_killed_workers_queue_is_swept(room):
     (worker,) = room.start("killed", concurrency=1)
     worker.kill()
