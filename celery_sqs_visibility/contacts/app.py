@@ -66,3 +66,14 @@ def chord_claim_of(backend: Any) -> Callable[[int, Any], float] | None:
     """
     expires: Callable[[int, Any], float] | None = getattr(backend, "_chord_publish_claim_expires", None)
     return expires
+
+
+def counts_ends(backend: Any) -> bool:
+    """Whether a backend counts a chord's member at each end of a run of it, and not once.
+
+    Key-value stores with counters do (celery/backends/base.py: `implements_incr`); so does Redis before 5.7
+    (`_chord_zset`), if the results differ. Without this a member that is delivered again would have the body
+    called too early, or never.
+    """
+    counts = getattr(backend, "implements_incr", False) or hasattr(type(backend), "_chord_zset")
+    return bool(counts) and chord_claim_of(backend) is None

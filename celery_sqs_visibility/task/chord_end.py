@@ -4,14 +4,29 @@ After an exception from outside, such as the `SystemExit` of a SIGTERM, Celery w
 published (celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a
 pool's process, and runs in the worker's own process are not interrupted. A process that is killed notes
 nothing: its member comes back.
+
+Some result backends count the ends of runs, and not the members that have ended: see `contacts.app`. There it
+is noted beside a member's result that it was counted, and a second run of it is not counted.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
+from typing import Any, Final
 
+from celery_sqs_visibility.contacts.app import counts_ends
 from celery_sqs_visibility.contacts.pool import POOLS_HANDLER
+
+logger = logging.getLogger(__name__)
+
+UNNOTED: Final = (
+    "task %s[%s] was counted for its chord, but not noted as counted: a second run would count again"
+)
+
+#: Follows the key of a member's result.
+COUNTED: Final = "-counted"
 
 #: The threads and greenlets that are at such an end.
 _at_end: set[int] = set()
@@ -42,6 +57,23 @@ def end() -> None:
 
 def _wait(number: int, _frame: object) -> None:
     _waiting.append(number)
+
+
+def count_once(task: Any, request: Any) -> None:
+    """Hide the chord from Celery if an earlier run of this member was counted. Before its end is recorded."""
+    backend = task.backend
+    if request.chord and counts_ends(backend) and backend.get(backend.get_key_for_task(request.id, COUNTED)):
+        request.chord = None
+
+
+def note_counted(task: Any, task_id: str) -> None:
+    """Note that a member was counted, whose end was recorded. Errors are logged."""
+    backend = task.backend
+    try:
+        if counts_ends(backend):
+            backend.set(backend.get_key_for_task(task_id, COUNTED), "1")
+    except Exception:
+        logger.exception(UNNOTED, task.name, task_id)
 
 
 def is_at_end(ident: int | None) -> bool:

@@ -88,6 +88,8 @@ class DeliveryTrace(TraceInfo):
                 return self.einfo
             # If storing the task's own failure has failed, that failure is stored now.
             self.retval = req.visibility_final or self.retval
+        if self.state == states.FAILURE:
+            chord_end.count_once(task, req)
         self.einfo = record(call_errbacks=call_errbacks)
         return self.einfo
 
@@ -129,6 +131,8 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
         try:
             _prepare(task, request)
             traced = build_ours(request.get("hostname"))(uuid, args, kwargs, request)
+            if request.get("chord") and _is_final(traced[1]):
+                chord_end.note_counted(task, uuid)
         except MemoryError:
             raise
         except Exception as exc:
@@ -184,6 +188,7 @@ def decide_failures(
         retries.set_deadline()
         if request.chord:
             chord_end.begin()
+            chord_end.count_once(task, request)
     return result
 
 
@@ -266,6 +271,11 @@ def _prepare(task: Any, request: dict[str, Any]) -> None:
     if request.get("retries") and task.is_beyond_limit(DeliveryContext(request)):
         # Left behind by a run that takes its worker along, for the next worker to see.
         _store(task, request, {"pid": os.getpid(), "hostname": request.get("hostname")}, states.STARTED)
+
+
+def _is_final(info: Any) -> bool:
+    """Whether the run has succeeded, or failed for good."""
+    return info is None or info.state == states.FAILURE
 
 
 def _store_release(task: Any, request: dict[str, Any], info: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 from celery import Task, signals
 from celery.exceptions import Ignore, Reject
@@ -248,6 +249,20 @@ def adding(self, numbers, **_):
 @noting
 def number(self, value, seconds=0, **_):
     time.sleep(seconds if self.request.retries < 1 else 0)
+    return value
+
+
+@noting
+def one(self, path, **_):
+    """1, and 1.0 once that file is there: the same number, and another text."""
+    return 1.0 if Path(path).exists() else 1
+
+
+@noting
+def number_when(self, value, path, **_):
+    """As `number`, once that file is there."""
+    while not Path(path).exists():
+        time.sleep(0.05)
     return value
 
 

@@ -399,6 +399,17 @@ MENTIONED = [
     # Our control commands are among its own.
     ("celery.worker.pidbox:Pidbox.__init__", "handlers=control.Panel.data", "consumer=c"),
     ("celery.worker.consumer.control:Control.include_if", "supports_exchange_type('fanout')"),
+    # A member of a chord that was counted is hidden from backends that count ends.
+    (
+        "celery.backends.base:BaseKeyValueStoreBackend.on_chord_part_return",
+        "if not self.implements_incr: ... val = self.incr(key)",
+    ),
+    (
+        "celery.backends.base:Backend.mark_as_done",
+        "if request and request.chord: ... self.on_chord_part_return(request, state, result)",
+    ),
+    ("celery.backends.base:Backend.mark_as_failure", "if request.chord: ... self.on_chord_part_return("),
+    ("celery.backends.redis:RedisBackend", "def _chord_zset("),
     # `celery sqs` is one of Celery's commands, has its app, and refuses the arguments that it refuses.
     ("celery.bin.base:CLIContext.__init__", "self.app = app"),
     ("celery.app.task:Task.apply_async", "if self.typing:", "check_arguments = self.__header__"),

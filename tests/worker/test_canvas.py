@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
+from base64 import b64decode
+from urllib.parse import urlsplit
 
 import pytest
 from celery import chain, chord
 from support.faults import black_hole, error, lose_response
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 from support.redis_server import RedisServer
 
 SERVER_ERROR = error("InternalError", 500)
@@ -75,6 +79,11 @@ def test_what_follows_a_run_survives_a_while_in_which_nothing_can_be_sent(redis_
     assert site.diary.count("task_failure") == 0
 
 
+def is_of(call, task_id):
+    """Whether a task of that id was sent."""
+    return json.loads(b64decode(call.request["MessageBody"]))["headers"]["id"] == task_id
+
+
 def failed_sends(site, queue):
     return [call for call in site.proxy.calls("SendMessage", queue=queue) if call.status != 200]
 
@@ -140,6 +149,44 @@ def test_a_chord_whose_members_message_was_sent_twice_has_its_body_once(redis_si
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started") == 3
     assert not any("No attempts left" in worker.log for worker in workers)
+
+
+@pytest.fixture
+def result_backend(request, redis_url, emulator, tmp_path):
+    """The URL of a result backend of that kind."""
+    table = f"results-{uuid.uuid4().hex[:8]}"
+    return {
+        "redis": redis_url,
+        "file": f"file://{tmp_path / 'results'}",
+        "database": f"db+sqlite:///{tmp_path / 'results.db'}",
+        "dynamodb": f"dynamodb://key:secret@{urlsplit(emulator.url).netloc}/{table}",
+    }[request.param]
+
+
+@pytest.mark.parametrize("result_backend", ["redis", "file", "database", "dynamodb"], indirect=True)
+def test_a_member_of_a_chord_that_is_delivered_again_counts_once(make_site, result_backend, tmp_path):
+    site = make_site({"result_backend": result_backend})
+    worker = start(site, concurrency=3)
+    ran, there = tmp_path / "ran", tmp_path / "there"
+    again, last = signature(site, "one", str(ran)), signature(site, "number_when", 2, str(there))
+    body = chord([again.set(task_id=site.queue), last])(signature(site, "adding"))
+    (first,) = [each for each in site.proxy.wait_for_calls("SendMessage", 2) if is_of(each, site.queue)]
+
+    def wait_for_ends(count):
+        succeeded = f"Task ends.one[{site.queue}] succeeded"
+        wait_until(lambda: worker.log.count(succeeded) == count, SOON, lambda: worker.log)
+
+    wait_for_ends(1)
+    ran.touch()
+    site.sqs.send_message(**first.request)
+    wait_for_ends(2)
+    there.touch()
+    assert [entry["sum"] for entry in site.diary.wait_for("sum", timeout=60)] == [3]
+    wait_until(lambda: body.state == "SUCCESS", SOON, lambda: body.state)
+    site.sqs.send_message(**first.request)
+    wait_for_ends(3)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert (body.state, site.diary.count("sum"), site.diary.count("task_failure")) == ("SUCCESS", 1, 0)
 
 
 def test_a_chord_that_is_polled_for_is_no_dead_letter(make_site):
