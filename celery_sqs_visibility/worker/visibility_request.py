@@ -48,6 +48,7 @@ from celery_sqs_visibility.policy.attempts import (
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.chord_end import count_once
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
@@ -101,6 +102,8 @@ class VisibilityRequest(DeliveryRequest):
             if not decided and self._lost_run_comes_back(exc, exc_info):
                 return None
         with self._given_up_after(exc, exc_info):
+            if not decided:
+                count_once(self.task, self.context)
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001

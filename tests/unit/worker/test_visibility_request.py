@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from celery import signals
+from celery import signals, states
 from celery.exceptions import Ignore, Reject, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
@@ -14,6 +14,7 @@ from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_deliver
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
+from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN, chord_claim_seconds
 
@@ -437,3 +438,17 @@ def test_a_handler_of_a_run_that_was_lost_has_its_request_and_its_error_is_logge
     assert ("failed at attempt 1 of 4" in caplog.text) is retries_left
     assert "of task task failed; the outcome stays as stored" in caplog.text
     assert one.task.request_stack.top is None
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_the_lost_run_of_a_chords_member_that_was_counted_before_does_not_count(
+    make, app, monkeypatch, counted
+):
+    seen = []
+    monkeypatch.setattr(app.backend, "on_chord_part_return", lambda *args: seen.append(args[1]))
+    one = make(max_retries=0, chord=CHORD)
+    app.backend.delete(app.backend.get_key_for_task(one.id, COUNTED))
+    if counted:
+        note_counted(one.task, one.id)
+    one.on_timeout(soft=False, timeout=5)
+    assert seen == [states.FAILURE] * (not counted)
