@@ -36,6 +36,9 @@ class Rejecter(Protocol):
     def gave_up(self, delivery: Delivery) -> bool:
         """See `Delivery.given_up`."""
 
+    def kept(self, delivery: Delivery) -> bool:
+        """See `Delivery.kept_before`."""
+
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """See `Delivery.reject`."""
 
@@ -278,6 +281,11 @@ class Delivery:
     def given_up(self) -> bool:
         """Whether its message was given up before, by this process."""
         return self.holder.rejection.gave_up(self)
+
+    @property
+    def kept_before(self) -> bool:
+        """Whether this process hid or released its message before."""
+        return self.holder.rejection.kept(self)
 
     def reject(self, *, requeue: bool) -> None:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""

@@ -60,6 +60,12 @@ KILL_SIGNAME: Final = "SIGKILL"
 #: How a pool tells that the process of a run is gone.
 PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
 
+#: No more is known of a message that another process, or one that is gone, has received.
+AGAIN: Final = (
+    "Task %s[%s]: receive %d; the process that received it before has not finished it "
+    "(lost, given back, or hidden for later)"
+)
+
 #: A worker's own signal to end may come this long after that to a process of its pool.
 NEXT_SIGNAL_SECONDS: Final = 0.2
 
@@ -487,6 +493,8 @@ class DeliveryRequest(CeleryRequest):
         request["retries"] = retries
         if facts.attempt != retries + 1:
             delivery.facts = replace(facts, attempt=retries + 1)
+        if redelivered and not delivery.kept_before:
+            logger.info(AGAIN, self.name, self.id, facts.receive_count, extra=self.log_extra())
 
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
         """The attempts before this one; to Celery's own tasks receives are none."""

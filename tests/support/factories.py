@@ -297,13 +297,16 @@ AFTER_AN_ERROR = Hide(77)
 class FakeHolder:
     """Notes how its deliveries are settled, and settles each once."""
 
-    def __init__(self, *, max_receive_count: int | None = None, given_up: bool = False, **options) -> None:
+    def __init__(
+        self, *, max_receive_count: int | None = None, given_up: bool = False, kept: bool = False, **options
+    ) -> None:
         policy = None if max_receive_count is None else SimpleNamespace(max_receive_count=max_receive_count)
         self.options = Options.parse(options)
         self.redrive = SimpleNamespace(peek=lambda _queue: policy)
         self.rejection = SimpleNamespace(
             after_an_error=lambda _delivery: AFTER_AN_ERROR,
             gave_up=lambda _delivery: given_up,
+            kept=lambda _delivery: kept,
             give_up=lambda delivery, reason, _body, _on_exhausted, **attributes: self.settle(
                 delivery, (reason, attributes)
             ),

@@ -21,6 +21,7 @@ KINDS = {
     "a run exits": EXITS,
     "a run is out of memory, or of stack": ERRORS,
 }
+AGAIN = "the process that received it before has not finished it"
 WITHOUT_PROCESSES = ["threads", "solo", "gevent", "eventlet"]
 
 
@@ -155,6 +156,26 @@ def test_a_killed_main_process_takes_its_children_along_and_its_message_runs_els
     site.diary.wait_for("done", key="a", timeout=40)
     assert attempts(site, "a") == [0, 1]
     reliability("worker killed", "SIGKILL; a lease of 4 s; another worker", ["a"], seconds=seconds)
+
+
+@pytest.mark.own_pool
+def test_a_run_after_a_crash_is_told_as_such_and_a_planned_retry_is_not(make_site):
+    site = make_site(visibility_timeout=4, heartbeat_interval=3, wait_time_seconds=1)
+    doomed = site.start(pool="prefork")
+    crashed = site.send("slow", "a", 5)
+    site.diary.wait_for("started", key="a")
+    doomed.kill()
+    assert AGAIN not in doomed.log
+    worker = site.start(pool="prefork")
+    retried = site.send("number", "b")
+    for key in "ab":
+        site.diary.wait_for("done", key=key, timeout=40)
+    assert attempts(site, "a") == attempts(site, "b") == [0, 1]
+    assert [line for line in worker.log.splitlines() if AGAIN in line] == [
+        line for line in worker.log.splitlines() if f"work.slow[{crashed.id}]: receive 2; {AGAIN}" in line
+    ]
+    assert worker.log.count(AGAIN) == 1
+    assert worker.log.count(f"work.number[{retried.id}] received") == 2
 
 
 def alive(process):

@@ -81,13 +81,15 @@ class Past(enum.Enum):
     """End of a message that this process does not hold any more; the value is the number to remember.
 
     Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
-    are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejection only saves log lines.
+    are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejected and kept ones only
+    saves log lines.
     """
 
     FINISHED = 300_000
     UNDELETED = 200_000
     GIVEN_UP = 100_000
     REJECTED = 10_000
+    KEPT = 20_000
 
 
 class RedeliveryIndex:
@@ -123,6 +125,7 @@ class RedeliveryIndex:
         self._finished = self._past[Past.FINISHED]
         self._undeleted = self._past[Past.UNDELETED]
         self._given_up = self._past[Past.GIVEN_UP]
+        self._kept = self._past[Past.KEPT]
 
     def check(self, delivery: Delivery) -> Arrival:
         """It has arrived, and its ledger holds it: it supersedes an older delivery that is held.
@@ -142,8 +145,9 @@ class RedeliveryIndex:
         return Arrival.FINISHED if finished else Arrival.NEW
 
     def remove(self, delivery: Delivery) -> None:
-        """It was settled."""
+        """It was settled, and its message is kept."""
         key = delivery.message_key
+        self._kept.add(key)
         with self.lock:
             if self._held.get(key) is delivery:
                 del self._held[key]

@@ -80,6 +80,10 @@ class Rejection:
         """Whether its message was given up before."""
         return self._redeliveries.was_given_up(delivery)
 
+    def kept(self, delivery: Delivery) -> bool:
+        """Whether this process has settled its message before, and kept it."""
+        return self._redeliveries.remembers(Past.KEPT, delivery.queue, delivery.facts.message_id)
+
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Release it or, without `requeue`, give it up.
 

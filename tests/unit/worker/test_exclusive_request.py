@@ -215,6 +215,7 @@ def test_a_skipped_part_of_a_canvas_is_warned_of_unless_the_task_itself_was_proc
 def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, why, caplog):
     caplog.set_level("INFO")
     made = make(receive_count=3)
+    caplog.clear()
     end(made, why)
     assert made.settled == [Renew(COPY, {}, park=30)]
     ((seconds, retries),) = made.asked

@@ -174,6 +174,20 @@ def test_a_task_knows_its_delivery(app, receive_count, parks, redelivered):
     }
 
 
+@pytest.mark.parametrize(
+    ("receive_count", "parks", "kept", "told"),
+    [(1, 0, False, 0), (2, 1, False, 0), (3, 1, False, 1), (3, 1, True, 0)],
+)
+def test_a_message_that_another_process_received_before_is_told_with_its_receive(
+    app, caplog, receive_count, parks, kept, told
+):
+    caplog.set_level("INFO")
+    delivery = held_delivery(FakeHolder(kept=kept), receive_count=receive_count)
+    delivery.parks = parks
+    request(app.task(noop, name="task", shared=False), delivery)
+    assert caplog.text.count("Task task[task-id]: receive 3; ") == told
+
+
 @pytest.mark.parametrize("newer", [{}, {"emit_retry": False}], ids=["Celery 5.5", "newer ones"])
 @pytest.mark.parametrize("processes", [True, False])
 def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(make, holder, monkeypatch, newer, processes):

@@ -17,7 +17,7 @@ from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
+from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 INTERVAL = 40.0
@@ -137,6 +137,14 @@ def test_what_was_given_up_is_remembered_for_as_long_as_it_can_come_back_however
     clock.advance(2)
     redeliveries.remember(Past.GIVEN_UP, QUEUE, "a third")
     assert not redeliveries.remembers(Past.GIVEN_UP, QUEUE, "m")
+
+
+@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release()])
+def test_what_was_settled_and_not_deleted_is_known_as_kept(holder, redeliveries, settlement):
+    _, delivery = holder.receive("m")
+    assert not redeliveries.remembers(Past.KEPT, QUEUE, "m")
+    delivery.settle(settlement)
+    assert redeliveries.remembers(Past.KEPT, QUEUE, "m")
 
 
 def test_what_was_rejected_is_new_once(redeliveries):
