@@ -100,7 +100,7 @@ def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> Non
     if as_json:
         show_json(summaries)
     elif not summaries:
-        say(f"No dead letters in {place.letters.name!r} that match.")
+        say(f"No dead letters in {place.letters.name!r} that match{_of_those(session)}.")
     else:
         show_letters(summaries)
         if len(summaries) == limit:
@@ -297,7 +297,7 @@ def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> It
         if as_json:
             show_json({**vars(outcome), "interrupted": session.stop.is_set()})
         else:
-            _show_outcome(done, outcome)
+            _show_outcome(done, outcome, _of_those(session))
     if session.stop.is_set():
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
@@ -316,16 +316,21 @@ def _not_there(session: Session) -> CommandError:
     return CommandError(f"there is no dead letter {ids} in {letters.name!r}: {why}")
 
 
-def _show_outcome(done: str, outcome: Outcome) -> None:
-    say(_sentence(done, outcome))
+def _of_those(session: Session) -> str:
+    """What a sentence about no letters leaves open."""
+    return ", of those that SQS gives" if session.behind else ""
+
+
+def _show_outcome(done: str, outcome: Outcome, of_those: str) -> None:
+    say(_sentence(done, outcome, of_those))
     for letter_id, reason in outcome.failed.items():
         say(f"{letter_id} was not: {reason}", err=True)
 
 
-def _sentence(done: str, outcome: Outcome) -> str:
+def _sentence(done: str, outcome: Outcome, of_those: str = "") -> str:
     number = len(outcome.done)
     if not number and not outcome.failed:
-        return f"No dead letters match: none were {done}."
+        return f"No dead letters match{of_those}: none were {done}."
     return (
         f"{counted(number, LETTER)} {'was' if number == 1 else 'were'} {done}{_to_queues(outcome.sent_to)}."
     )

@@ -57,6 +57,11 @@ LEFT_OUT: Final = (
     f"command gives them back at its end, or {HOLD_SECONDS} s after it was killed."
 )
 
+BEHIND: Final = (
+    "Left out: {} of {!r} behind others of their FIFO group: SQS gives no more of a group while its first "
+    "ones are hidden. Send back or delete the first ones, too: name their IDs, or say --all without filters."
+)
+
 LATER: Final = "Left out: {} that came after this command began."
 
 #: How often an answer is looked for, in seconds.
@@ -285,6 +290,19 @@ class Session:
             return 0
         return max(0, min(left, self.place.number_before - held.seen))
 
+    @cached_property
+    def behind(self) -> int:
+        """Messages that SQS does not give, behind others of their FIFO group; 0, where we may not ask.
+
+        Asked before the session's own are given back.
+        """
+        if not (self.place.letters.fifo and self.held.is_complete):
+            return 0
+        try:
+            return max(0, min(count(self.place.letters, VISIBLE), self.place.number_before - self.held.seen))
+        except SQSError:
+            return 0
+
     def agrees(self, question: str) -> bool:
         """Ask, and keep messages hidden meanwhile. No answer means no, and so does Ctrl-C."""
         say(f"{question} [y/N]: ", nl=False, err=True)
@@ -364,7 +382,7 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
         session = Session(place, selection, limit, held, stop, ahead, began)
         try:
             yield session
-            elsewhere = session.number_elsewhere()
+            elsewhere, behind = session.number_elsewhere(), session.behind
         finally:
             if left := held.release():
                 say(
@@ -374,6 +392,8 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
                 )
     if elsewhere:
         say(LEFT_OUT.format(counted(elsewhere, "message"), place.letters.name), err=True)
+    if behind:
+        say(BEHIND.format(counted(behind, "message"), place.letters.name), err=True)
     if session.later:
         say(LATER.format(counted(session.later, "dead letter")), err=True)
     if session.others:

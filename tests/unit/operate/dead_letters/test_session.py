@@ -10,7 +10,9 @@ import pytest
 
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.operate.dead_letters import session as module
+from celery_sqs_visibility.operate.dead_letters.command import _told
 from celery_sqs_visibility.operate.dead_letters.letter import Selection
+from celery_sqs_visibility.operate.dead_letters.moves import Moves
 from celery_sqs_visibility.operate.dead_letters.session import Session, find_place, session_of
 
 
@@ -120,13 +122,40 @@ def test_what_a_look_has_seen_left_or_deleted_is_nobody_elses(site, capsys, limi
     assert capsys.readouterr().err == ""
 
 
-def test_letters_behind_others_of_their_fifo_group_are_nobody_elses(make_site, capsys):
+@pytest.fixture
+def twelve(make_site):
+    """A site with twelve letters of one FIFO group."""
     site = make_site(".fifo")
     for number in range(12):
         site.add(task=f"proj.add{number}", group="g")
-    with session_of(site.place, Selection(), None) as session:
-        listed(session)
+    return site
+
+
+@pytest.mark.parametrize(("task", "seen"), [(None, 10), ("proj.add11", 0)])
+def test_letters_behind_others_of_their_fifo_group_are_nobody_elses_and_told_of(twelve, capsys, task, seen):
+    with session_of(twelve.place, Selection(task=task), None) as session:
+        assert len(listed(session)) == seen
+    assert capsys.readouterr().err == module.BEHIND.format("2 messages", "dead.fifo") + "\n"
+
+
+def test_letters_behind_those_that_are_enough_are_not_told_of(twelve, capsys):
+    with session_of(twelve.place, Selection(), 5) as session:
+        assert len(listed(session)) == 5
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("task", [None, "proj.add11"])
+def test_no_match_is_claimed_of_letters_behind_others_only_where_they_were_reached(twelve, capsys, task):
+    with session_of(twelve.place, Selection(task=task), None) as session:
+        moves = Moves(twelve.place, session.held, session.stop)
+        with _told("deleted", moves.outcome, session, as_json=False):
+            for batch in session.batches():
+                moves.delete(batch)
+    said = capsys.readouterr()
+    if task:
+        assert said.out == "No dead letters match, of those that SQS gives: none were deleted.\n"
+    else:
+        assert (said.out, said.err) == ("12 dead letters were deleted.\n", "")
 
 
 @pytest.mark.parametrize(
