@@ -19,7 +19,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.printable import printable
@@ -188,14 +188,28 @@ def run(node: str | None, timeout: float, *, ready: bool, as_json: bool) -> int:
     """Print a line for each worker, and return the exit status."""
     answers = list(ask(node, "/readyz" if ready else "/healthz", timeout))
     if not answers:
-        print(_nobody(node), file=sys.stderr)
+        with _for_any_reader(sys.stderr):
+            print(_nobody(node), file=sys.stderr)
         return NOBODY
-    if as_json:
-        print(json.dumps(answers, indent=2))
-    else:
-        for answer in answers:
-            print(printable(f"{answer['node']}: {answer['reason']}"))
+    with _for_any_reader(sys.stdout):
+        if as_json:
+            print(json.dumps(answers, indent=2))
+        else:
+            for answer in answers:
+                print(printable(f"{answer['node']}: {answer['reason']}"))
     return WELL if all(answer["ok"] for answer in _counting(answers)) else UNWELL
+
+
+@contextmanager
+def _for_any_reader(stream: TextIO) -> Iterator[None]:
+    """Print to the stream; once its reader has gone, as `head -1` does, print to nobody."""
+    try:
+        try:
+            yield
+        finally:
+            print(end="", file=stream, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # also for Python's flush at the end
 
 
 def _counting(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -220,8 +234,9 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 def main() -> None:
     """The console script."""
-    given = parse()
-    sys.exit(run(given.node, given.timeout, ready=given.ready, as_json=given.json))
+    with _for_any_reader(sys.stdout):  # of the help
+        given = parse()
+        sys.exit(run(given.node, given.timeout, ready=given.ready, as_json=given.json))
 
 
 def _answer(name: str, connection: socket.socket, until: float, timeout: float) -> dict[str, Any]:

@@ -173,3 +173,41 @@ def test_the_probe_imports_nothing_but_the_standard_library_and_little_of_that()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
     assert not modules & {"celery", "kombu", "boto3", "botocore", "click", "asyncio", "http.client", "email"}
+
+
+@pytest.fixture
+def closed_pipe():
+    """A pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        yield pipe
+
+
+def test_a_probe_of_no_worker_whose_reader_has_gone_has_its_status(closed_pipe):
+    command = [sys.executable, "-m", probe.__name__]
+    done = subprocess.run(command, stderr=closed_pipe, timeout=60, check=False)
+    assert done.returncode == probe.NOBODY
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("answer", "options", "status"),
+    [
+        ({"ok": True, "reason": "live: consumes 1 queue"}, [], probe.WELL),
+        ({"ok": True, "reason": "live " * 100_000}, ["--json"], probe.WELL),
+        ({"ok": False, "reason": "hangs"}, [], probe.UNWELL),
+        ({"ok": True, "reason": "live"}, ["--help"], 0),
+    ],
+    ids=["a line", "much JSON", "unwell", "help"],
+)
+def test_a_probe_whose_reader_has_gone_has_its_status_and_no_traceback(
+    listen, closed_pipe, monkeypatch, unbuffered, answer, options, status
+):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    listen("a@h", answer)
+    command = [sys.executable, "-m", probe.__name__, *options]
+    done = subprocess.run(
+        command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (status, "")
