@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from celery.signals import worker_process_shutdown
+
 from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.aws.port import SQS, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
@@ -96,6 +98,7 @@ class RemoteControl:
         self._commanded: set[str] = set()  # exchanges to which this process has sent commands
         self._unreadable = False  # whether one has been logged
         atexit.register(self.close)
+        worker_process_shutdown.connect(self._end_with_child)
 
     def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = never) -> None:
         """Give `put` the messages of the exchange that are for Celery's queue of that name. No request.
@@ -183,6 +186,10 @@ class RemoteControl:
         until = self._clock.monotonic() + timeout
         for inbox in self._ended:
             inbox.join(max(0.0, until - self._clock.monotonic()))
+
+    def _end_with_child(self, **_: object) -> None:
+        """Close as a pool's process ends, which calls no exit hooks (billiard/pool.py: `_do_exit`)."""
+        self.close()
 
     def close_first(self) -> None:
         """Close before the exit hooks of others: at SIGHUP Celery's replaces the process.

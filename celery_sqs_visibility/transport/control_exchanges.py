@@ -37,6 +37,8 @@ REMEDY: Final = (
 
 DROPPED: Final = "dropped a command to workers, since remote control is off here: %s. (Said once.)"
 
+NOT_ASKED: Final = "a task asked the workers, and gets no replies, since a permission is missing: %s"
+
 #: Most commands or batches of events that wait in a process; further ones stay at SQS.
 MOST_ERRANDS: Final = 100
 
@@ -150,10 +152,14 @@ class ControlExchanges:
         """Send the command. kombu would repeat it for ever, without a pause, at an error that passes.
 
         It publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`).
+        A task that asks workers gets no replies where a permission is missing, as without remote control.
         """
         try:
             self._control.broadcast(exchange, message)
         except AccessDeniedError as error:
+            if current_task and _wants_replies(message):
+                logger.warning(NOT_ASKED, error)
+                return
             raise shown_in_one_line(error, EX_NOPERM) from error
         except RETRIED_ERRORS as error:
             not_sent = CommandNotSentError(f"the command to the workers was not sent: {error}")
@@ -190,3 +196,9 @@ class ControlExchanges:
         if not ControlExchanges._has_warned:
             ControlExchanges._has_warned = True
             logger.warning(DROPPED, REMEDY)
+
+
+def _wants_replies(message: dict[str, Any]) -> bool:
+    from celery_sqs_visibility.control.wire import body_of  # noqa: PLC0415 - imported only where it is on
+
+    return bool(body_of(message).get("reply_to"))

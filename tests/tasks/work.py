@@ -103,6 +103,12 @@ def quick(self, key="quick"):
 
 
 @noting
+def asking(self, key, timeout):
+    """Asks the workers."""
+    note("answered", key=key, answers=self.app.control.inspect(timeout=timeout, limit=1).ping())
+
+
+@noting
 def slow(self, key, seconds):
     until = time.monotonic() + seconds
     while time.monotonic() < until:

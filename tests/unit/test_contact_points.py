@@ -59,6 +59,9 @@ MENTIONED = [
     # A doctor reads settings without defaults, and an app of kombu's transport by ours.
     ("celery.app.base:Celery._connection", "transport or conf.broker_transport"),
     ("celery.app.routes:Router.expand_destination", "raise QueueNotFound"),
+    # A pool's process deletes its control queues as it ends, without exit hooks.
+    ("billiard.pool:Worker._do_exit", "self.on_exit(pid, exitcode)", "os._exit(exitcode)"),
+    ("celery.concurrency.prefork:process_destructor", "signals.worker_process_shutdown.send("),
     # Settings are shown without secrets, by our function in the place of Celery's.
     ("celery.app.utils:Settings.table", "filter_hidden_settings if censored"),
     # Kombu loads the entry points we hide behind.

@@ -205,6 +205,21 @@ def test_off_a_sentence_says_what_to_set(make_site, caplog, monkeypatch):
     assert not site.proxy.calls()
 
 
+@pytest.mark.own_pool
+@pytest.mark.parametrize("refused", [None, "CreateQueue", "ListQueues"])
+def test_a_task_that_asks_workers_where_it_cannot_gets_none(room, refused):
+    site = room.site
+    site.create_queue_with_dead_letters(9)
+    site.config["broker_transport_options"]["remote_control"] = refused is not None
+    worker = site.start(name="alone", concurrency=1)
+    if refused:
+        site.proxy.inject(error("AccessDenied", 403), refused)
+    site.send("asking", "a", 1)
+    site.diary.wait_for("done", key="a")
+    assert [each["answers"] for each in site.diary.entries("answered")] == [None], worker.log
+    assert site.diary.count("started", key="a") == 1
+
+
 def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
     room.site.create_queue()
     room.site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
@@ -249,6 +264,25 @@ def test_however_a_worker_ends_its_queues_go(room, pool, ends):
         worker.signal_main(number)
     worker.wait_exit()
     assert not [url for url in room.queues() if "reply" not in url]
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("tasks_of_a_child", [None, 1])
+def test_a_child_that_asks_workers_leaves_no_queue_behind(room, tasks_of_a_child):
+    site = room.site
+    site.config["worker_max_tasks_per_child"] = tasks_of_a_child
+    worker = site.start(name="asked", concurrency=1)
+    worker.wait_for_log("takes messages of remote control")
+    (own,) = room.queues()
+    site.send("asking", "a", SOON)
+    (answered,) = site.diary.wait_for("answered", key="a", timeout=2 * SOON)
+    assert answered["answers"] == {worker_name(worker): {"ok": "pong"}}
+    assert any("reply" in call.queue for call in site.proxy.calls("CreateQueue"))
+    if tasks_of_a_child:
+        wait_until(lambda: room.queues() == [own], SOON, "the child's end")
+    worker.terminate()
+    worker.wait_exit()
+    assert room.queues() == []
 
 
 def test_a_worker_that_starts_anew_at_sighup_leaves_no_queue_behind(room):

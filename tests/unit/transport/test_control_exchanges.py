@@ -306,6 +306,22 @@ def test_a_consumer_that_comes_back_has_its_queue_and_what_came_meanwhile(site, 
     assert len(requests(site.sqs, "CreateQueue")) == 1
 
 
+@pytest.mark.parametrize("action", ["CreateQueue", "ListQueues"])
+def test_a_task_that_asks_workers_without_a_permission_gets_no_replies(site, caplog, action):
+    app = Celery("asking", set_as_current=False)
+    app.connection_for_write = lambda: site.connect(**ON)
+    for _ in range(2):
+        site.sqs.fail_next(action, AccessDeniedError(f"allow sqs:{action}"))
+
+    @app.task
+    def ask():
+        return app.control.inspect(timeout=0.01).ping()
+
+    assert ask() is None
+    assert caplog.text.count(f"gets no replies, since a permission is missing: allow sqs:{action}") == 1
+    app.close()
+
+
 def test_off_a_task_that_asks_workers_gets_no_replies_and_one_warning(site, caplog, monkeypatch):
     monkeypatch.setattr(ControlExchanges, "_has_warned", False)  # by a test before this one
     app = Celery("asking", set_as_current=False)
