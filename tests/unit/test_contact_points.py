@@ -499,6 +499,14 @@ def test_importing_kombu_finds_our_alias_and_imports_nothing_heavy_of_ours():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_a_misspelt_transport_is_told_by_kombu_as_troubleshooting_says():
+    """Only names that are in kombu's table reach us."""
+    with pytest.raises(KeyError) as told:
+        kombu.transport.resolve_transport("celery_sqs_visiblity")
+    page = (PACKAGE.parent / "docs/troubleshooting.md").read_text()
+    assert f"`KeyError: {told.value}`" in page
+
+
 def test_kombus_defaults_are_those_that_doctor_tells():
     theirs = {
         "visibility_timeout": SQS.Channel.default_visibility_timeout,

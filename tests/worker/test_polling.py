@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from http import HTTPStatus
 from itertools import pairwise
 
 import pytest
-from support.faults import json_answer
+from support.faults import error, json_answer
 
+from celery_sqs_visibility.aws.queues import HIDDEN
 from celery_sqs_visibility.policy.polling import FOLLOW_UP_SECONDS
+from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
 
 
 def receives(site):
@@ -80,3 +83,40 @@ def test_a_message_with_a_far_eta_waits_in_sqs_and_starts_on_time_at_its_first_a
     assert first["sqs"]["receive_count"] == 2
     parked = site.proxy.calls("ChangeMessageVisibilityBatch")[0]
     assert parked.request["Entries"][0]["VisibilityTimeout"] in range(8, 16)
+
+
+QUOTA = 12
+
+
+def test_a_worker_whose_hidden_retries_use_up_the_quota_in_flight_says_who_holds_them(make_site):
+    """The server has a quota of 12, and counts each message as ten thousand: the worker knows SQS's."""
+    site = make_site(wait_time_seconds=1)
+    site.create_queue_with_dead_letters(9)
+
+    def within_quota(request, forward, _removed):
+        full = site.counts()[1] >= QUOTA
+        return json_answer(HTTPStatus.OK, {}) if full else forward(request)
+
+    def counting(request, forward, _removed):
+        answer = forward(request)
+        found = json.loads(answer.body)
+        if HIDDEN in (attributes := found.get("Attributes", {})):
+            attributes[HIDDEN] = str(int(attributes[HIDDEN]) * IN_FLIGHT_MESSAGES // QUOTA)
+        return json_answer(answer.status, found)
+
+    site.proxy.inject(within_quota, "ReceiveMessage", queue=site.queue)
+    site.proxy.inject(counting, "GetQueueAttributes", queue=site.queue)
+    with site.proxy.inject(
+        error("InternalFailure", 500), "GetQueueAttributes", queue=site.queue
+    ):  # or it asks in 5 minutes
+        worker = site.start()
+        for key in range(QUOTA):
+            site.send("retrying", key, 600)
+        site.proxy.wait_for(lambda _: len(site.changes()) == QUOTA)
+    site.send("quick", "waits")
+    worker.wait_for_log("messages in flight")
+    (line,) = [line for line in worker.log.splitlines() if "messages in flight" in line]
+    assert f"WARNING/MainProcess] queue '{site.queue}' has {IN_FLIGHT_MESSAGES} messages in flight" in line
+    assert f"This worker holds 0 of them, and has hidden {QUOTA} or more for a retry" in line
+    assert site.counts() == (1, QUOTA)
+    assert not site.diary.count("started", key="waits")
