@@ -16,6 +16,7 @@ from celery_sqs_visibility.operate.doctor.facts import (
     Severity,
     TaskFacts,
     and_more,
+    listed,
 )
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
@@ -187,8 +188,8 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
         if endless and queue.attributes is not None and not queue.redrive:
             yield Finding(
                 Severity.WARNING,
-                f"task {endless[0].name!r}",
-                f"it has max_retries=None, and queue {queue.name!r} no redrive policy",
+                listed([each.name for each in endless], "task"),
+                f"max_retries is None, and queue {queue.name!r} has no redrive policy",
                 "A task that always fails runs until the message's retention ends "
                 f"({duration_text(queue.retention)}), and then the message is deleted.",
                 "set max_retries on the task, or give the queue a redrive policy",
@@ -212,18 +213,17 @@ def check_short_retention(facts: Facts) -> Iterator[Finding]:
 def check_retention(facts: Facts) -> Iterator[Finding]:
     """Queues that delete a message before its last attempt: a hidden message grows old, too."""
     for queue in facts.queues:
-        tasks = [task for task in facts.tasks_of(queue.name) if task.comes_back]
+        retention = queue.retention
+        tasks = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.seconds_hidden > retention / 2]
         if queue.attributes is None or not tasks:
             continue
         task = max(tasks, key=lambda each: each.seconds_hidden)
-        total, retention = task.seconds_hidden, queue.retention
-        if total <= retention / 2:
-            continue
+        total, whose = task.seconds_hidden, "its" if len(tasks) == 1 else "up to"
         longer = min(RETENTION_SECONDS, int(total * 2))
         yield Finding(
             Severity.ERROR if total >= retention else Severity.WARNING,
-            f"task {task.name!r}",
-            f"the delays after its {len(task.delays)} failures come to {duration_text(total)}, and queue "
+            listed([each.name for each in tasks], "task"),
+            f"the delays after {whose} {len(task.delays)} failures come to {duration_text(total)}, and queue "
             f"{queue.name!r} keeps a message for {duration_text(retention)}",
             "SQS deletes the message before its last attempt, without a dead letter."
             if total >= retention

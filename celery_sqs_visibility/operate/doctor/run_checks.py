@@ -62,7 +62,7 @@ def check_horizon(facts: Facts) -> Iterator[Finding]:
     if long := [name for name, limit in limits.items() if limit > VISIBILITY_HORIZON_SECONDS]:
         yield Finding(
             Severity.ERROR,
-            and_more(long, "task"),
+            listed(long, "task"),
             "its time limit is longer than 12 h",
             "SQS shows a message again 12 h after its receive: the task runs twice at a time.",
             "time_limit=43000 or less, and self.visibility.continue_later() for the rest",
@@ -75,7 +75,7 @@ def check_long_delays(facts: Facts) -> Iterator[Finding]:
     if long:
         yield Finding(
             Severity.WARNING,
-            and_more(long, "task"),
+            listed(long, "task"),
             "the delay after a failure is longer than 12 h",
             "SQS hides a message for 12 h at the most: it comes back then.",
             "default_retry_delay=43200 or less; or self.retry(countdown=...), which sends a new message",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Permission, Severity, and_more
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Permission, Severity, and_more, listed
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
 from celery_sqs_visibility.operate.permission_table import (
@@ -253,7 +253,7 @@ def check_priorities(facts: Facts) -> Iterator[Finding]:
     if urgent:
         yield Finding(
             Severity.WARNING,
-            and_more(urgent, "task"),
+            listed(urgent, "task"),
             "it has a priority",
             "SQS has no priorities: its messages wait behind all others.",
             "route it to a queue of its own, and set the option queue_order='strict'",

@@ -434,3 +434,20 @@ def test_who_pastes_the_remedy_has_a_retention_that_outlasts_the_delays(delays, 
             assert seconds > sum(delays)
             again = facts(queue(days=seconds / DAY), task=task)
             assert not [f for f in queue_checks.check_retention(again) if f.severity is ERROR]
+
+
+@pytest.mark.parametrize(
+    ("check", "one", "task"),
+    [
+        (queue_checks.check_retention, queue(days=1), {"delays": (43_200.0,) * 5}),
+        (queue_checks.check_endless_retries, queue(0), {"max_retries": None}),
+        (run_checks.check_horizon, queue(), {"time_limit": 50_000}),
+        (run_checks.check_long_delays, queue(), {"delays": (86_400.0,)}),
+        (setting_checks.check_priorities, queue(), {"priority": 3}),
+    ],
+)
+def test_all_tasks_that_are_to_be_changed_are_named(check, one, task):
+    known = facts(one, task=task)
+    tasks = tuple(dataclasses.replace(known.tasks[0], name=f"t{number}") for number in range(5))
+    (finding,) = check(dataclasses.replace(known, tasks=tasks))
+    assert finding.thing == "tasks 't0', 't1', 't2', 't3', 't4'"
