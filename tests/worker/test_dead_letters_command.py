@@ -198,3 +198,22 @@ def test_nothing_that_a_message_says_gives_the_logs_terminal_orders(site):
     worker = site.start("letters", loglevel="DEBUG")
     wait_until(lambda: site.counts(dead) == (3, 0), SOON, lambda: worker.log)
     assert not set("\x1b\x07\x85\x9b\u202e") & set(worker.log)
+
+
+def test_a_retry_of_letters_behind_others_of_their_fifo_group_says_what_to_do(make_fifo_site):
+    site = make_fifo_site(wait_time_seconds=1)
+    name = f"{site.queue.removesuffix('.fifo')}-dead.fifo"
+    url = site.sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
+    for number in range(12):
+        body = json.dumps({"body": "[]", "headers": {"task": f"letters.t{number}", "id": f"id-{number}"}})
+        site.sqs.send_message(
+            QueueUrl=url, MessageBody=body, MessageGroupId="g", MessageDeduplicationId=str(number)
+        )
+    named = ["--dead-letter-queue", name, "--any-source"]
+    done = sqs_command(site, "retry", site.queue, "--task", "letters.t11", *named)
+    assert done.stdout == "No dead letters match, of those that SQS gives: none were sent back.\n"
+    assert "Left out: 2 messages" in done.stderr
+    assert "name their IDs, or say --all without filters" in done.stderr
+    everything = sqs_command(site, "retry", site.queue, "--all", "--yes", *named)
+    assert everything.stdout.startswith("12 dead letters were sent back")
+    assert site.counts() == (12, 0)
