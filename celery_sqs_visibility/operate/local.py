@@ -90,6 +90,8 @@ def _serving(listener: socket.socket) -> Iterator[str]:
             create_backend_app,
         )
         from werkzeug.serving import make_server  # noqa: PLC0415
+
+        from celery_sqs_visibility.contacts.moto_server import mend  # noqa: PLC0415
     except ImportError:
         raise CommandError(
             "the SQS for development is moto, which is missing: pip install 'celery_sqs_visibility[local]'"
@@ -101,6 +103,7 @@ def _serving(listener: socket.socket) -> Iterator[str]:
         def log_request(self, *_: object) -> None:
             pass
 
+    mend()
     host, port = listener.getsockname()
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server(host, port, app, threaded=True, request_handler=Quiet, fd=listener.fileno())

@@ -108,7 +108,8 @@ def images() -> Images:
     # Those of another checkout, whose tests may run beside these, are not older ones.
     checkout = digest(str(ROOT))[:6]
     worker = f"csv-worker-{checkout}:{digest(debian, ROOT / 'constraints.txt', *recipes, *sources)}"
-    server_files = [HERE / "servers.Dockerfile", HERE / "relay.py", ROOT / "tests/support/moto_server.py"]
+    moto_server = ROOT / "celery_sqs_visibility/contacts/moto_server.py"
+    server_files = [HERE / "servers.Dockerfile", HERE / "relay.py", moto_server]
     servers = f"csv-servers-{checkout}:{digest(debian, ROOT / 'constraints.txt', *server_files)}"
     if not image_exists(worker):
         _build(worker, debian, recipes[0], WORKER_NEEDS, [HERE / "proj"], own_package=True)

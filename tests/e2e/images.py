@@ -15,7 +15,7 @@ NEEDS = ("celery-sqs-visibility", "moto[server]", "psutil", "pycurl", "pytest-ce
 def image() -> str:
     """The tag; built, if what goes in has changed."""
     debian = base()
-    files = [HERE / "Dockerfile", ROOT / "tests/support/moto_server.py"]
+    files = [HERE / "Dockerfile", ROOT / "celery_sqs_visibility/contacts/moto_server.py"]
     sources = sorted((ROOT / "celery_sqs_visibility").rglob("*.py"))
     tag = f"csv-e2e:{digest(debian, ROOT / 'constraints.txt', *NEEDS, *files, *sources)}"
     if image_exists(tag):

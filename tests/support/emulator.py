@@ -22,7 +22,6 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 
-SERVER = Path(__file__).with_name("moto_server.py")
 START_SECONDS = 60  # importing moto takes seconds on a busy machine
 
 
@@ -32,7 +31,8 @@ class MotoServer(GuardedProcess):
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [sys.executable, str(SERVER), "-H", "127.0.0.1", "-p", str(self.port)]
+        command = [sys.executable, "-m", "celery_sqs_visibility.contacts.moto_server"]
+        command += ["-H", "127.0.0.1", "-p", str(self.port)]
         super().__init__(command, directory / f"moto-{self.port}.log")
 
     def start(self) -> Self:

@@ -5,7 +5,8 @@ from itertools import count
 import pytest
 from moto.sqs import models
 from moto.sqs.models import SQSBackend
-from support import moto_server
+
+from celery_sqs_visibility.contacts import moto_server
 
 NAMES = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
 
