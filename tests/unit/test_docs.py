@@ -27,7 +27,16 @@ PAGES = [README, *USERS_PAGES, *CONTRIBUTORS_PAGES]
 
 #: Where modules are that pages for contributors name, and the packages of others that they name.
 OURS = ("celery_sqs_visibility", "tests", "benchmarks", "examples", "docs")
-THEIRS = ("urllib3/", "celery/", "kombu/", "billiard/", "botocore/", "opentelemetry/", "celery_batches/")
+THEIRS = (
+    "moto/",
+    "urllib3/",
+    "celery/",
+    "kombu/",
+    "billiard/",
+    "botocore/",
+    "opentelemetry/",
+    "celery_batches/",
+)
 
 #: An option and a property of messages, whose names begin as those of threads do.
 NO_THREADS = {"sqs-creation-attributes", "sqs-body"}
