@@ -32,6 +32,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.settlements import Delete, Settlement
 from celery_sqs_visibility.events import DeliveryEvent, subscribe
 from celery_sqs_visibility.testing.account import MessageAccount
+from celery_sqs_visibility.testing.blocking import ended_if_it_waits
 from celery_sqs_visibility.testing.clock import replaced
 from celery_sqs_visibility.testing.schedule import (
     AT_THE_END,
@@ -379,7 +380,7 @@ class Simulation(World):
 
     def _run_meanwhile(self, queue: Queue) -> None:
         """Let another worker receive and run a message, while the run at the point waits."""
-        with self._leases_of_another():
+        with self._leases_of_another(), ended_if_it_waits(self._die_waiting):
             self.take(queue)
 
     @contextmanager
@@ -395,6 +396,10 @@ class Simulation(World):
         self._note(f"{worker.name} dies, {where}")
         self._remove(worker)
         raise WorkerDiedError(worker)
+
+    def _die_waiting(self) -> None:
+        """The innermost run waits for what an interrupted one has. In a signal handler."""
+        self._die(self._runs[-1].worker, "while it waits for what another run has")
 
     def _hand_back(self, run: Run, where: str) -> None:
         worker, delivery = run.worker, run.worker.running
