@@ -105,7 +105,7 @@ class Supply:
         """What the threads do: settle what is due, then poll."""
         worlds.advance(worlds.LATENCY_SECONDS)
         for queue_consumer in queue_consumers(consumer):
-            for threads in queue_consumer._batch_threads:
+            for threads in queue_consumer._lanes:
                 while threads.send_next():
                     worlds.advance(worlds.LATENCY_SECONDS)
             for receiver in queue_consumer._receivers.all():
@@ -162,7 +162,7 @@ def extend(consumer, _kind, supply, counter, messages):
         worlds.advance(80)
         if number:
             counter.start()
-        while queue_consumer._heartbeat.batch_threads.send_next():
+        while queue_consumer._heartbeat.lane.send_next():
             pass
     counter.stop()
 
@@ -215,7 +215,7 @@ def publish_in_a_block(app, counter, messages):
             for number in range(many):
                 delay(number)
                 if number % TOGETHER == TOGETHER - 1:
-                    batch._senders[-1].batch_threads.send_next()
+                    batch._senders[-1].lane.send_next()
     counter.stop()
 
 

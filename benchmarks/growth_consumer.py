@@ -5,7 +5,7 @@ from __future__ import annotations
 import cost_worlds as worlds
 from cost_run import TOGETHER
 from support import factories
-from support.batch_threads import work_off
+from support.lanes import work_off
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -44,4 +44,4 @@ class Consumer:
     def settle(self):
         """Send all that is settled."""
         worlds.advance(1)
-        work_off(self.own._settler.batch_threads)
+        work_off(self.own._settler.lane)

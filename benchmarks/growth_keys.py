@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cost_worlds as worlds
 from growth_consumer import Consumer
-from support.batch_threads import work_off
+from support.lanes import work_off
 
 from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.exclusive import owner_of
@@ -70,7 +70,7 @@ def taken(measure, size):
             run.end(TTL_SECONDS, succeeded=True)
             delivery.settle(Delete())
         consumer.settle()
-        work_off(keys.leases.threads)
+        work_off(keys.leases.lane)
     measure.stop()
 
 
@@ -81,8 +81,8 @@ def renewed(measure, size):
     worlds.advance(80)
     measure.prepare()
     measure.start()
-    work_off(consumer.own._heartbeat.batch_threads)
-    work_off(keys.leases.threads)
+    work_off(consumer.own._heartbeat.lane)
+    work_off(keys.leases.lane)
     measure.stop()
     if not all(lease.held for lease, _run in runs):
         raise RuntimeError("a key was lost")

@@ -41,5 +41,5 @@ def events(measure, monitors):
         worlds.advance(1 / EVENTS_A_SECOND)
         if number % TOGETHER == TOGETHER - 1:
             for feed in listened._feeds.values():
-                feed.batch_threads.send_next()
+                feed.lane.send_next()
     measure.stop()

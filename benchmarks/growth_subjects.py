@@ -16,7 +16,7 @@ import growth_monitors as monitors
 from cost_kinds import ORDER, Kind
 from cost_run import MINUTE_SECONDS, SLOTS, TOGETHER, make_app, queue_consumers, supervise
 from growth_consumer import Consumer
-from support.batch_threads import work_off
+from support.lanes import work_off
 
 from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
@@ -64,7 +64,7 @@ class Stock(cost_run.Supply):
         """What the threads do: settle what is due, then each polls, if it has capacity."""
         worlds.advance(worlds.LATENCY_SECONDS)
         (consumer,) = queue_consumers(consumer)
-        for threads in consumer._batch_threads:
+        for threads in consumer._lanes:
             while threads.send_next():
                 worlds.advance(worlds.LATENCY_SECONDS)
         for receiver in consumer._receivers.all():
@@ -250,10 +250,10 @@ def held(measure, size):
             stock.work(consumer)
             yield
         worlds.advance(80)
-        work_off(own._heartbeat.batch_threads)
+        work_off(own._heartbeat.lane)
         worlds.advance(80)
         measure.start()
-        work_off(own._heartbeat.batch_threads)
+        work_off(own._heartbeat.lane)
         own._supervisor.check(worlds.Clock.monotonic())
         own._supervisor.check(worlds.Clock.monotonic())
         measure.stop()
@@ -298,7 +298,7 @@ def more_time(measure, size):
     measure.start()
     for lease in leases:
         lease.request(worlds.Clock.monotonic() + TASK_SECONDS)
-    work_off(consumer.own._heartbeat.batch_threads)
+    work_off(consumer.own._heartbeat.lane)
     measure.stop()
 
 
@@ -339,7 +339,7 @@ def removals(measure, size):
         waiting.submit(str(number))
     measure.weigh()
     worlds.advance(RETRY_SECONDS)
-    work_off(waiting.batch_threads)
+    work_off(waiting.lane)
     measure.sqs.calls += objects.calls
     measure.stop()
 

@@ -19,6 +19,9 @@ from pathlib import Path
 PACKAGE = f"{Path(__file__).resolve().parents[1] / 'celery_sqs_visibility'}{os.sep}"
 IMPORTED = "an import"
 
+#: What a worker looks after at its own times, whatever happens: no part of a walk.
+LOOKS = "delivery/supervisor.py"
+
 
 class Tracer:
     """Calls of the package's functions, and hops between its files, by thread.
@@ -49,7 +52,7 @@ class Tracer:
         if event not in {"call", "return"} or not (file := self._file(frame)):
             return
         caller = self._caller(frame)
-        if IMPORTED in {file, caller}:
+        if IMPORTED in {file, caller} or self._looks(frame):
             return
         counter = self._counter()
         if event == "call":
@@ -71,6 +74,12 @@ class Tracer:
             if file := self._file(frame):
                 return file
         return ""
+
+    def _looks(self, frame):
+        """Whether the supervisor has called it."""
+        while frame is not None and self._file(frame) != LOOKS:
+            frame = frame.f_back
+        return frame is not None
 
     def _counter(self):
         try:

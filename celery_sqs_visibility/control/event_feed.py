@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +17,9 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, counts
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
     AccessDeniedError,
@@ -125,6 +124,7 @@ class EventFeed:
         clock: Clock,
         *,
         lingers: bool = True,
+        pump: Pump | None = None,
     ) -> None:
         self.queue = queue
         self._encode = encode
@@ -134,11 +134,9 @@ class EventFeed:
         self._listener = Listener(queue, clock)
         self._outage = Outage(logger, "send events", queue.name, clock)
         self.seen_at = clock.monotonic()
-        self.batch_threads: BatchThreads[list[EventMessage]] = BatchThreads(
-            "sqs-events", "sends events to a monitor", 1, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._done = threading.Condition(self._lock)
+        pump = pump or Pump(clock)
+        self.lane: Lane[list[EventMessage]] = pump.lane("sends events to a monitor", 1, self)
+        self._lock = self.lane.lock  # guards everything below
         self._waiting: deque[EventMessage] = deque()
         self._bytes = 0  # of those that wait
         self._sending = False
@@ -166,7 +164,7 @@ class EventFeed:
                 self._bytes += len(message.body)
                 late = now > self._since + self._linger  # a thread that did not start is started now
                 if len(self._waiting) == 1 or self._bytes >= BATCH_BYTES or late:
-                    self.batch_threads.wake()
+                    self.lane.wake()
         if not fits:
             self._drop(message.events, "too many wait")
 
@@ -180,25 +178,25 @@ class EventFeed:
         """Send all waiting events at once; whether all were sent within `timeout` seconds."""
         with self._lock:
             self._flushing = True
-            self.batch_threads.wake()
+            self.lane.wake()
             try:
-                return self._done.wait_for(lambda: not (self._waiting or self._sending), timeout)
+                return self.lane.wait_until(lambda: not (self._waiting or self._sending), timeout)
             finally:
                 self._flushing = False
 
     def due(self, now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._waiting:
             return None
         full = self._flushing or self._bytes >= BATCH_BYTES
         return max(self._not_before, now if full else self._since + self._linger)
 
     def ready(self) -> int:
-        """See `batch_threads.Work`: one at a time, so that events come in order."""
+        """See `pump.Work`: one at a time, so that events come in order."""
         return 1
 
     def take(self, now: float) -> list[EventMessage] | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         due = self.due(now)
         if due is None or due > now:
             return None
@@ -207,27 +205,25 @@ class EventFeed:
         return batch
 
     def send(self, batch: list[EventMessage], _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if self._lingers:
             self._listener.look()
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`: errors that pass are followed by another attempt, others by a drop."""
+        """See `pump.Work`: errors that pass are followed by another attempt, others by a drop."""
         again = [i for i, error in sorted(failed.items()) if self._passes(error, since)]
         with self._lock:
             self._failures = self._failures + 1 if failed else 0
             self._not_before = self._clock.monotonic() + pause(self._failures) if failed else 0.0
             self._waiting.extendleft(batch[i] for i in reversed(again))
             self._bytes, self._sending = bytes_of(self._waiting), False
-            self._done.notify_all()
-            self.batch_threads.wake()
+            self.lane.wake()
         refused = {i: error for i, error in failed.items() if i not in again}
         if any(isinstance(error, QueueDoesNotExistError) for error in refused.values()):
             with self._lock:
                 self._ended, self._bytes = True, 0
                 self._waiting.clear()
-                self._done.notify_all()
             self._gone(self)
         elif refused:
             self._drop(sum(batch[i].events for i in refused), str(next(iter(refused.values()))))

@@ -24,6 +24,7 @@ from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_feed import EventFeed, EventMessage
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import PASSING_ERRORS, SQSError
 from celery_sqs_visibility.events import log_safely
@@ -78,10 +79,12 @@ class Monitors:
         clock: Clock,
         *,
         in_worker: bool,
+        pump: Pump | None = None,
     ) -> None:
         self._exchange = exchange
         self._queues = queues
         self._clock = clock
+        self._pump = pump or Pump(clock)
         self._in_worker = in_worker
         self._closed = threading.Event()
         self._pause = self._closed.wait
@@ -106,7 +109,7 @@ class Monitors:
         for feed in feeds:
             feed.submit(events)
             if not self._in_worker:
-                feed.batch_threads.send_next()
+                feed.lane.send_next()
 
     def told(self, addresses: Iterable[str]) -> None:
         """Add monitors that announced these addresses. No request."""
@@ -146,7 +149,7 @@ class Monitors:
         """End the threads. Waiting events are not sent."""
         self._closed.set()
         for feed in self._feeds.values():
-            feed.batch_threads.stop()
+            feed.lane.stop()
 
     def _watch(self) -> None:
         """Look for monitors, and delete the queues of killed ones. A thread."""
@@ -188,14 +191,14 @@ class Monitors:
 
     def _add(self, queue: Queue) -> None:
         encode = partial(_encode, self._exchange)
-        feed = EventFeed(queue, encode, self._forget, self._clock, lingers=self._in_worker)
+        feed = EventFeed(queue, encode, self._forget, self._clock, lingers=self._in_worker, pump=self._pump)
         with self._lock:
             if queue.url in self._feeds:
                 return
             self._feeds = {**self._feeds, queue.url: feed}
         logger.info("a monitor listens to Celery's events (queue=%s)", queue.name)
         if self._in_worker:
-            feed.batch_threads.start()
+            feed.lane.start()
             self.watch()
 
     def _forget_all_but(self, listed: Collection[str]) -> None:
@@ -210,7 +213,7 @@ class Monitors:
             if gone not in self._feeds.values():
                 return  # a feed that was forgotten has sent its last events, and found no queue
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
-        gone.batch_threads.stop()
+        gone.lane.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
 
 
@@ -230,9 +233,11 @@ class EventExchanges:
         clock: Clock,
         in_worker: Callable[[], bool],
         use_here: Callable[[str], Use | None],
+        pump: Pump | None = None,
     ) -> None:
         self._queues = queues
         self._clock = clock
+        self._pump = pump or Pump(clock)
         self._in_worker = in_worker
         self._use_here = use_here
         self._lock = ProcessLock()  # guards everything below
@@ -291,7 +296,7 @@ class EventExchanges:
         with self._lock:
             if (monitors := self._monitors.get(exchange)) is None:
                 in_worker = self._in_worker()
-                monitors = Monitors(exchange, self._queues, self._clock, in_worker=in_worker)
+                monitors = Monitors(exchange, self._queues, self._clock, in_worker=in_worker, pump=self._pump)
                 self._monitors[exchange] = monitors
                 if in_worker:
                     monitors.watch()

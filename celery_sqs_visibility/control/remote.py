@@ -22,6 +22,7 @@ from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
 from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.control.replies import Replies, ReplySender
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
@@ -68,6 +69,7 @@ class RemoteControl:
         clock: the clock.
         in_worker: whether this is the main process of a worker.
         use_here: Celery's use of an exchange, as the apps of this process name theirs.
+        pump: sends replies and events.
 
     Attributes:
         queues: the directory.
@@ -82,12 +84,14 @@ class RemoteControl:
         *,
         in_worker: Callable[[], bool] = lambda: False,
         use_here: Callable[[str], Use | None] = use_of,
+        pump: Pump | None = None,
     ) -> None:
         self.queues = ControlQueues(sqs, options.whole_control_prefix, options.queue_tags, clock)
         self._clock = clock
-        self.events = EventExchanges(self.queues, clock, in_worker, use_here)
+        pump = pump or Pump(clock)
+        self.events = EventExchanges(self.queues, clock, in_worker, use_here, pump)
         self._replies = Replies(self.queues, self._decoded, clock)
-        self._reply_sender = ReplySender(self.queues, clock)
+        self._reply_sender = ReplySender(self.queues, clock, pump)
         #: Send a worker's answer, in another thread. A caller that has gone gets none.
         self.reply = self._reply_sender.reply
         self._pid = os.getpid()

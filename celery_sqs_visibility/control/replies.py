@@ -10,7 +10,6 @@ import heapq
 import logging
 import os
 import socket
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,7 +20,7 @@ from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.inbox import Inbox
 from celery_sqs_visibility.control.mailbox import Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, TooLargeError
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.measurements import ReplyDropped
@@ -141,7 +140,7 @@ class Replies:
 REPLY_PAUSES_SECONDS: Final = (0.1, 0.2, 0.3, 0.3, 0.5, 0.6)
 
 #: Most replies that a process sends at once.
-REPLY_THREADS: Final = 4
+MOST_IN_FLIGHT: Final = 4
 
 #: Most characters of waiting replies; further replies are dropped.
 MOST_CHARACTERS: Final = 16 * 1024 * 1024
@@ -160,14 +159,12 @@ class Reply:
 class ReplySender:
     """The reply sender of a process. Any thread."""
 
-    def __init__(self, queues: ControlQueues, clock: Clock) -> None:
+    def __init__(self, queues: ControlQueues, clock: Clock, pump: Pump | None = None) -> None:
         self._queues = queues
         self._clock = clock
-        self.batch_threads: BatchThreads[list[Reply]] = BatchThreads(
-            "sqs-control-reply", "sends replies to commands", REPLY_THREADS, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._done = threading.Condition(self._lock)
+        pump = pump or Pump(clock)
+        self.lane: Lane[list[Reply]] = pump.lane("sends replies to commands", MOST_IN_FLIGHT, self)
+        self._lock = self.lane.lock  # guards everything below
         self._waiting: list[Reply] = []  # a heap
         self._characters = 0  # of those that wait
         self._untried = 0
@@ -191,27 +188,28 @@ class ReplySender:
             if fits:
                 self._untried += 1
                 self._put(Reply(self._clock.monotonic(), url, text))
-                self.batch_threads.start()
-        if not fits:
+        if fits:
+            self.lane.start()
+        else:
             logger.warning("dropped the reply to a command, since too many wait for SQS")
             emit(ReplyDropped())
 
     def close(self, timeout: float) -> None:
         """Send untried replies, for `timeout` seconds at the most, and end the threads."""
         with self._lock:
-            self._done.wait_for(lambda: not self._untried, timeout)
-        self.batch_threads.stop()
+            self.lane.wait_until(lambda: not self._untried, timeout)
+        self.lane.stop()
 
-    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
-        """See `batch_threads.Work`."""
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+        """See `pump.Work`."""
         return self._waiting[0].due if self._waiting else None
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return len(self._waiting)
 
     def take(self, now: float) -> list[Reply] | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._waiting or self._waiting[0].due > now:
             return None
         reply = heapq.heappop(self._waiting)
@@ -219,23 +217,22 @@ class ReplySender:
         return [reply]
 
     def send(self, batch: list[Reply], _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         self._queues.sqs.send(batch[0].url, OutgoingMessage(batch[0].text))
         return BatchResult({})
 
     def conclude(self, batch: list[Reply], _since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`: SQS may not know a new queue yet."""
+        """See `pump.Work`: SQS may not know a new queue yet."""
         (reply,), error = batch, failed.get(0)
         passes = isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError))
         again = passes and reply.failures < len(REPLY_PAUSES_SECONDS)
         with self._lock:
             self._untried -= not reply.failures
-            self._done.notify_all()
             if again:
                 reply.due = self._clock.monotonic() + REPLY_PAUSES_SECONDS[reply.failures]
                 reply.failures += 1
                 self._put(reply)
-                self.batch_threads.wake()
+                self.lane.wake()
         if error is None or again:
             return
         if passes:

@@ -12,11 +12,11 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.decoder import ReadContent
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.delivery.settlements import Hide
@@ -98,7 +98,7 @@ class AwaitedPayloads:
         clock: the monotonic clock.
 
     Attributes:
-        batch_threads: the threads that fetch, to be started.
+        lane: its lane, to be started.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class AwaitedPayloads:
         holder: DeliveryHolder,
         fetched: Callable[[Delivery, ReadContent, ReceivedMessage], None],
         clock: Clock,
+        pump: Pump | None = None,
     ) -> None:
         self._objects = objects
         self._decode = decode
@@ -115,10 +116,9 @@ class AwaitedPayloads:
         self._fetched = fetched
         self._clock = clock
         self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
-        self.batch_threads: BatchThreads[Fetch] = BatchThreads(
-            "sqs-payload", "fetches payloads from S3", MOST_FETCHES, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
+        pump = pump or Pump(clock)
+        self.lane: Lane[Fetch] = pump.lane("fetches payloads from S3", MOST_FETCHES, self)
+        self._lock = self.lane.lock  # guards everything below
         self._waiting: list[tuple[float, int, Fetch]] = []  # heap: (not before, tie-break, fetch)
         self._ties = itertools.count()
 
@@ -130,32 +130,32 @@ class AwaitedPayloads:
     def _enqueue(self, not_before: float, one: Fetch) -> None:
         with self._lock:
             heapq.heappush(self._waiting, (not_before, next(self._ties), one))
-            self.batch_threads.wake()
+            self.lane.wake()
 
     def due(self, _now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return self._waiting[0][0] if self._waiting else None
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return len(self._waiting)
 
     def take(self, now: float) -> Fetch | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now else None
 
     def send(self, batch: Fetch, _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if batch.wanted and self._holder.capacity.has_place(batch.delivery.current):
             try:
-                body = fetch(self._objects, batch.pointer, self.batch_threads.progress)
+                body = fetch(self._objects, batch.pointer, self.lane.progress)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
             except UnreadableError as error:
                 batch.content = error
         return BatchResult({})
 
     def conclude(self, batch: Fetch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if batch.content is not None:
             self._outage.success(since)
         if not batch.wanted:
@@ -176,7 +176,7 @@ class AwaitedPayloads:
         Those do whose fetches get on no more; all, where none does.
         """
         with self._lock:  # so that no fetch ends meanwhile
-            running = self.batch_threads.in_progress()
+            running = self.lane.in_progress()
             silent = [each.batch for each in running if now - each.seen >= SILENCE_SECONDS]
             if silent and len(silent) == len(running):
                 silent += [one for _, _, one in self._waiting]

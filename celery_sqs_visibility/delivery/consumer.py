@@ -13,13 +13,13 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver
@@ -68,8 +68,11 @@ class QueueConsumer(DeliveryHolder):
         turns: Turns | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
+        pump: Pump | None = None,
     ) -> None:
-        super().__init__(options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns)
+        super().__init__(
+            options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns, pump
+        )
         if turns is not None:
             turns.attach(buffer, slots)
         self._receive = receive
@@ -77,16 +80,16 @@ class QueueConsumer(DeliveryHolder):
         self._consumers = consumers
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
-        self._supervisor = Supervisor(self._supervised, clock)
+        self._supervisor = Supervisor(self._supervised, clock, self._pump)
         self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._shutdown = self._new_shutdown()
         parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
-        self._batch_threads: list[BatchThreads[Any]] = [part.batch_threads for part in parts if part]
+        self._lanes: list[Lane[Any]] = [part.lane for part in parts if part]
         self._forgotten = ForgottenMessages(
             self.ledger, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
-        self._parts = (self.capacity, *self._batch_threads, *some, RunWatch(self.ledger), self._forgotten)
+        self._parts = (self.capacity, self._pump, *some, RunWatch(self.ledger), self._forgotten)
         # Guards _running and _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
         self._lock = threading.RLock()
         self._running = False  # whether there are threads
@@ -171,7 +174,7 @@ class QueueConsumer(DeliveryHolder):
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
         """State of the other threads' duties. Any thread."""
-        batches = [DutyFacts(each.does, each.late(now)) for each in self._batch_threads]
+        batches = [DutyFacts(each.does, each.late(now)) for each in self._lanes]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
@@ -248,7 +251,9 @@ class QueueConsumer(DeliveryHolder):
         )
         awaited = None
         if (store := self._outgoing.store) is not None:
-            awaited = AwaitedPayloads(store.objects, decoder.content, self, self._fetched, self._clock)
+            awaited = AwaitedPayloads(
+                store.objects, decoder.content, self, self._fetched, self._clock, self._pump
+            )
         arrivals = Arrivals(
             decoder,
             self,
@@ -276,8 +281,8 @@ class QueueConsumer(DeliveryHolder):
             self._arrivals.dispatching = True
             if not self._running:
                 listen()
-                for batch_threads in self._batch_threads:
-                    batch_threads.start()
+                for lane in self._lanes:
+                    lane.start()
                 self._supervisor.start()
                 self._running = True
 
@@ -289,8 +294,8 @@ class QueueConsumer(DeliveryHolder):
                 return
             self._running = False
             self._supervisor.stop()
-        for batch_threads in self._batch_threads:
-            batch_threads.stop()
+        for lane in self._lanes:
+            lane.stop()
 
     def _supervised(self) -> list[Supervised]:
         return [*self._receivers.all(), *self._parts]

@@ -90,6 +90,6 @@ def _tell(delivery: Delivery, outcome: str, now: float) -> None:
 
 
 def measure_settlement(delivery: Delivery, now: float) -> None:
-    """SQS was told how it ended, at that monotonic instant. A settler's thread."""
+    """SQS was told how it ended, at that monotonic instant. A thread of the pump."""
     if delivery.settled_at is not None and SettlementEnded.is_wanted():
         emit(SettlementEnded(delivery.facts, max(0.0, now - delivery.settled_at)))

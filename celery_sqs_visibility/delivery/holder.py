@@ -18,6 +18,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
@@ -71,6 +72,7 @@ class DeliveryHolder(ABC):
         worker_name: str,
         outgoing: OutgoingMessages | None,
         turns: Turns | None = None,
+        pump: Pump | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
@@ -85,22 +87,31 @@ class DeliveryHolder(ABC):
         self._clock = clock
         self._outgoing = outgoing or OutgoingMessages()
         store = self._outgoing.store
-        self._removals = Removals(store.objects, clock) if store else None
+        self._pump = pump or Pump(clock)
+        self._removals = Removals(store.objects, clock, self._pump) if store else None
         self._dead_letters = DeadLetters(redrive, permissions, clock, worker_name)
-        self._settler = Settler(options.settle_window, clock, self._settled, self._send_letter, permissions)
+        self._settler = Settler(
+            options.settle_window, clock, self._settled, self._send_letter, permissions, self._pump
+        )
         self._permissions = permissions
         self._closed = False  # whether the threads end once nothing is held any more
         self._copies = Copies(
-            self._outgoing, permissions, self._spare, options.settle_window, clock, self._copied
+            self._outgoing,
+            permissions,
+            self._spare,
+            options.settle_window,
+            clock,
+            self._copied,
+            pump=self._pump,
         )
-        self._heartbeat = Heartbeat(self.ledger, clock, self._resume)
+        self._heartbeat = Heartbeat(self.ledger, clock, self._resume, self._pump)
 
     @abstractmethod
     def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
         """The queue refuses the copy, and would not hand out the original again: Celery holds it.
 
         Returns:
-            Whether the delivery was still held. A thread of `Copies`.
+            Whether the delivery was still held. A thread of the pump.
         """
 
     @abstractmethod
@@ -219,7 +230,7 @@ class DeliveryHolder(ABC):
         return (options.heartbeat_interval or default_heartbeat(options.visibility_timeout)) / 2
 
     def _copied(self, sending: Sending) -> None:
-        """Nothing more is sent of its copies: settle it. A thread of `Copies`.
+        """Nothing more is sent of its copies: settle it. A thread of the pump.
 
         Another consumer may have received it again meanwhile, and hold it.
         """
@@ -324,7 +335,7 @@ class DeliveryHolder(ABC):
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send the dead letter, and submit the settlement that follows. A settler's thread."""
+        """Send the dead letter, and submit the settlement that follows. A thread of the pump."""
         if self._dead_letters.send(delivery, letter):
             self.redeliveries.finish(delivery)
             emit(events.DeadLettered(delivery.facts, letter.reason))

@@ -179,7 +179,7 @@ class Delivery:
     lease: Lease | None = field(default=None, init=False)
     #: The newer delivery of the same message.
     superseded_by: Delivery | None = field(default=None, init=False)
-    #: Called with it when it is lost while it is held, in the heartbeat's thread.
+    #: Called with it when it is lost while it is held, in a thread of the pump.
     on_lost: Callable[[Delivery], None] | None = field(default=None, init=False)
     #: Whether its run has to show life.
     inactivity: Inactivity | None = field(default=None, init=False)

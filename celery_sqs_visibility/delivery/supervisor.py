@@ -1,14 +1,15 @@
-"""Supervisor of a consumer's threads: it replaces those that died or hang, in each part of the consumer."""
+"""Supervisor of a consumer: twice a second it has each part look after what hangs, died or was forgotten."""
 
 from __future__ import annotations
 
 import logging
 import math
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
@@ -20,50 +21,54 @@ CHECK_INTERVAL_SECONDS: Final = 0.5
 #: After a longer time from one check to the next the process was stopped, or the machine slept.
 STOPPED_AFTER_SECONDS: Final = 4 * CHECK_INTERVAL_SECONDS
 
-#: A request that takes longer hangs. Its client gives up on SQS well before, so the thread waits for
-#: something that has no timeout: a host name to be resolved, credentials, a lock.
-HUNG_AFTER_SECONDS: Final = 20.0
-
 
 class Supervised(Protocol):
-    """Something that has threads."""
+    """Something that is looked after."""
 
     def replace_stuck(self, now: float) -> None:
         """Replace threads that are dead or hang at that monotonic instant. The supervisor's thread."""
 
 
 class Supervisor:
-    """One thread that checks all threads of a consumer, each time those that `supervised` returns."""
+    """Checks all parts of a consumer, each time those that `supervised` returns: see `pump.Work`.
 
-    def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock) -> None:
+    Attributes:
+        lane: its lane; a check that hangs is not repeated.
+    """
+
+    def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock, pump: Pump) -> None:
         self._supervised = supervised
         self._clock = clock
-        self._stopped: threading.Event | None = None  # the running thread's own
+        self.lane: Lane[tuple[float]] = pump.lane("looks for threads that hang", 1, self, math.inf)
+        # Guarded by the lane's lock, for writing:
+        self._running = False
         self._checked = clock.monotonic()  # the instant of the latest check
         self._stop = -math.inf, -math.inf  # the checks before and after the latest stop of this process
 
     def start(self) -> None:
-        """Start the thread; harmless if it runs. Not thread-safe: the consumer locks.
+        """Check from now on; harmless if it does.
 
         Raises:
             RuntimeError: the system refuses a new thread.
         """
-        if self._stopped is None:
-            stopped = threading.Event()
-            self._checked = self._clock.monotonic()
-            if start_thread(self._run, "sqs-supervisor", stopped) is None:
-                raise RuntimeError("cannot start the thread that supervises the others")
-            self._stopped = stopped
+        with self.lane.lock:
+            if self._running:
+                return
+            if not self.lane.has_thread():
+                raise RuntimeError("cannot start a thread that looks after the others")
+            self._running, self._checked = True, self._clock.monotonic()
+        self.lane.start()
 
     def stop(self) -> None:
-        """End the thread; harmless if it does not run. Does not wait. Not thread-safe: the consumer locks."""
-        if self._stopped is not None:
-            self._stopped.set()
-            self._stopped = None
+        """Check no more. Does not wait for a check."""
+        with self.lane.lock:
+            self._running = False
+            self.lane.wake()
+        self.lane.stop()
 
     def late(self, now: float) -> float:
-        """For how many seconds a check has been due; 0 where there is no thread. Any thread."""
-        return 0.0 if self._stopped is None else max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS)
+        """For how many seconds a check has been due; 0 where none is to come. Any thread."""
+        return max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS) if self._running else 0.0
 
     def stopped_at(self, since: float, now: float) -> float:
         """When this process was last seen before a stop, if it was stopped between two instants; else `now`.
@@ -72,7 +77,7 @@ class Supervisor:
         earlier instant already tells nothing.
         """
         checked = self._checked  # before the stop, which is written before
-        if self._stopped is not None and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
+        if self._running and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
             return checked
         before, after = self._stop
         return before if after >= since else now
@@ -85,14 +90,31 @@ class Supervisor:
             except Exception:  # noqa: BLE001 - it is logged
                 log_safely(logger.exception, "unexpected error while replacing stuck threads; continuing")
 
-    def _run(self, stopped: threading.Event) -> None:
-        checked = self._clock.monotonic()
-        while not stopped.wait(CHECK_INTERVAL_SECONDS):
-            before, checked = checked, self._clock.monotonic()
-            # After a SIGSTOP or a sleep of the machine all requests look old; their answers are read first.
-            stopped_meanwhile = checked - before >= STOPPED_AFTER_SECONDS
-            if stopped_meanwhile:
-                self._stop = before, checked
-            self._checked = checked  # afterwards: see `stopped_at`
-            if not stopped_meanwhile:
-                self.check(checked)
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+        """See `pump.Work`."""
+        return self._checked + CHECK_INTERVAL_SECONDS if self._running else None
+
+    def ready(self) -> int:
+        """See `pump.Work`."""
+        return 1
+
+    def take(self, now: float) -> tuple[float] | None:
+        """See `pump.Work`: the instant of a check.
+
+        After a SIGSTOP or a sleep of the machine all requests look old; their answers are read first.
+        """
+        if (due := self.due(now)) is None or due > now:
+            return None
+        stopped_meanwhile = now - self._checked >= STOPPED_AFTER_SECONDS
+        if stopped_meanwhile:
+            self._stop = self._checked, now
+        self._checked = now  # afterwards: see `stopped_at`
+        return None if stopped_meanwhile else (now,)
+
+    def send(self, batch: tuple[float], _since: float) -> BatchResult:
+        """See `pump.Work`. No request."""
+        self.check(batch[0])
+        return BatchResult({})
+
+    def conclude(self, _batch: tuple[float], _since: float, _failed: Mapping[int, SQSError]) -> None:
+        """See `pump.Work`."""

@@ -232,7 +232,7 @@ class InvocationHolder:
         )
         copies.submit(delivery, copying)
         while copies.unfinished:
-            if not copies.batch_threads.send_next():
+            if not copies.lane.send_next():
                 now = self._clock.monotonic()
                 self._sleep(max(0.0, (copies.due(now) or now) - now))
         return ended[0]

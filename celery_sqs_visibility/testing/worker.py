@@ -16,11 +16,11 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receivers
@@ -150,7 +150,7 @@ class Worker(DeliveryHolder):
         """Do what its threads would do by now: extend, settle, send copies, renew keys."""
         if self.dead or self.frozen:
             return
-        while any(threads.send_next() for threads in self._threads()):
+        while any(threads.send_next() for threads in self._lanes()):
             pass
 
     def next_beat(self) -> float | None:
@@ -202,9 +202,9 @@ class Worker(DeliveryHolder):
     def _give_back(self, delivery: Delivery) -> None:
         delivery.settle(Release())
 
-    def _threads(self) -> list[BatchThreads[Any]]:
-        parts = [part.batch_threads for part in (self._heartbeat, self._settler, self._copies)]
-        return [*parts, self._runs.keys.threads] if self._runs.keys is not None else parts
+    def _lanes(self) -> list[Lane[Any]]:
+        parts = [part.lane for part in (self._heartbeat, self._settler, self._copies)]
+        return [*parts, self._runs.keys.lane] if self._runs.keys is not None else parts
 
     def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
         """The queue refuses the copy of a message that waits: it is hidden instead."""

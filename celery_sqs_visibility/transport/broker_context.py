@@ -21,6 +21,7 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
 from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
@@ -58,6 +59,7 @@ class BrokerContext:
     """The queues of one broker, as one process sees them, with all that it knows of them.
 
     Attributes:
+        pump: makes the requests that no caller waits for.
         outgoing: sends messages of any size.
         send: sends one that is published by itself; concurrent ones share requests.
         new_sender: makes a sender of those that are published in a block.
@@ -99,6 +101,7 @@ class BrokerContext:
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)
+        self.pump = Pump()
         self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.pauses = Pauses()
         self.slots: Callable[[], Slots] | None = None
@@ -125,6 +128,7 @@ class BrokerContext:
             turns=self.turns if for_worker else None,
             pauses=self.pauses if for_worker else None,
             consumers=partial(copy_of, self.worker_queue_consumers if for_worker else ()),
+            pump=self.pump,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
@@ -165,7 +169,11 @@ class BrokerContext:
         from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415
 
         return RemoteControl(
-            self.queues.sqs, self.options, in_worker=lambda: bool(self.worker_name), use_here=use_here
+            self.queues.sqs,
+            self.options,
+            in_worker=lambda: bool(self.worker_name),
+            use_here=use_here,
+            pump=self.pump,
         )
 
     def end_control(self) -> None:

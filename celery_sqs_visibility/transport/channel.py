@@ -1,7 +1,7 @@
 """kombu's Channel on SQS: passes Celery's calls on to the queue consumer and to the directory of queues.
 
 It subclasses `kombu.transport.virtual`'s Channel, not kombu's SQS channel, of which nearly every method that
-matters differs. Settling does no I/O here: the settler's threads make the requests.
+matters differs. Settling does no I/O here: the pump's threads make the requests.
 """
 
 from __future__ import annotations

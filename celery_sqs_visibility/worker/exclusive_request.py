@@ -235,4 +235,4 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
         raise shown_in_one_line(ImproperlyConfigured(sentence))
     if (leases := lease_table()) is not None:
         store.follow(leases.tell_of_store)  # the pool's processes wait no more for what this one has given up
-    return KeyLeases(store)
+    return KeyLeases(store, pump=context.pump)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,9 +18,9 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
 from celery_sqs_visibility.events import DeliveryEvent, Extended, Lost, Superseded, log_safely, subscribe
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -31,8 +30,8 @@ from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
 
 logger = get_logger(__name__)
 
-#: At 5 ms a renewal, two threads renew 400 a second.
-MOST_THREADS: Final = 2
+#: At 5 ms a renewal, two at a time renew 400 a second.
+MOST_IN_FLIGHT: Final = 2
 
 #: A failed renewal is tried again after this part of the time that is left, but not sooner than this.
 RETRY_FRACTION: Final = 4
@@ -150,26 +149,24 @@ class DueLeases:
 
 
 class KeyLeases:
-    """The work of its threads: see `batch_threads.Work`. Safe to call from any thread, without I/O there."""
+    """The work of its lane: see `pump.Work`. Safe to call from any thread, without I/O there."""
 
-    def __init__(self, store: ExclusiveStore, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, store: ExclusiveStore, clock: Clock = SYSTEM_CLOCK, pump: Pump | None = None) -> None:
         self._store = store
         self._clock = clock
         self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", clock)
-        self.threads: BatchThreads[KeyBatch] = BatchThreads(
-            "sqs-exclusive", "renews the keys of exclusive tasks", MOST_THREADS, self, clock
-        )
-        # Guarded by the threads' lock:
+        pump = pump or Pump(clock)
+        self.lane: Lane[KeyBatch] = pump.lane("renews the keys of exclusive tasks", MOST_IN_FLIGHT, self)
+        # Guarded by the lane's lock:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
         self._due = DueLeases()
-        self._released = threading.Condition(self.threads.lock)
         self._releasing: set[KeyLease] = set()
 
     def start(self) -> None:
         """Follow the messages' events from now on."""
         for kind in (Extended, Superseded, Lost):
             subscribe(self._on_event, kind)
-        self.threads.start()
+        self.lane.start()
 
     @property
     def store_error(self) -> str:
@@ -183,40 +180,43 @@ class KeyLeases:
     def add(self, lease: KeyLease) -> None:
         """A run begins that is to have that key."""
         facts = lease.delivery.facts
-        with self.threads.lock:
+        with self.lane.lock:
             self._leases[facts.queue, facts.message_id] = lease
             self._renew_at(lease, lease.delivery.deadline - lease.margin)
 
     def release(self, lease: KeyLease, delay: float = 0.0) -> None:
         """The run is over, and could not release its key itself."""
-        with self.threads.lock:
-            lease.over = True
-            self._releasing.add(lease)
-            self._renew_at(lease, self._clock.monotonic() + delay)
+        with self.lane.lock:
+            self._release_at(lease, self._clock.monotonic() + delay)
 
     def release_all(self) -> None:
         """Release all keys, within a second, before running tasks are handed back. The thread that drains."""
-        with self.threads.lock:
+        with self.lane.lock:
             for lease in list(self._leases.values()):
                 if lease.held:
-                    self.release(lease)
-            self._released.wait_for(lambda: not self._releasing, RELEASE_SECONDS)
+                    self._release_at(lease, self._clock.monotonic())
+            self.lane.wait_until(lambda: not self._releasing, RELEASE_SECONDS)
 
-    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
-        """See `batch_threads.Work`."""
+    def _release_at(self, lease: KeyLease, at: float) -> None:
+        lease.over = True
+        self._releasing.add(lease)
+        self._renew_at(lease, at)
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+        """See `pump.Work`."""
         return self._due.first()
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return -(-len(self._due) // BATCH_ENTRIES)
 
     def take(self, now: float) -> KeyBatch | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         due = self._due.take(now)
         return KeyBatch(due) if due else None
 
     def send(self, batch: KeyBatch, _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         now = self._clock.monotonic()
         renewed = [(lease, lease.next_end(now)) for lease in batch.leases if lease.held]
         try:
@@ -235,18 +235,17 @@ class KeyLeases:
         return BatchResult({})
 
     def conclude(self, batch: KeyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if failed:
             self._outage.failure(next(iter(failed.values())))
         else:
             self._outage.success(since)
         now = self._clock.monotonic()
-        with self.threads.lock:
+        with self.lane.lock:
             for position, lease in enumerate(batch.leases):
                 self._repeat(lease, now, failed=position in failed)
             # A release that has failed is not repeated: the lease lapses.
             self._releasing.difference_update(batch.leases)
-            self._released.notify_all()
         for lease in batch.lost:
             if lease.held:  # else its run has ended meanwhile
                 self._tell_lost(lease)
@@ -262,9 +261,9 @@ class KeyLeases:
         self._renew_at(lease, min(at, self._due.get(lease, at)))
 
     def _renew_at(self, lease: KeyLease, at: float) -> None:
-        """It is to be renewed, or released, at that instant. Under the threads' lock."""
+        """It is to be renewed, or released, at that instant. Under the lane's lock."""
         self._due.put(lease, at)
-        self.threads.wake()
+        self.lane.wake()
 
     def _tell_lost(self, lease: KeyLease) -> None:
         lease.over, facts = True, lease.delivery.facts
@@ -275,7 +274,7 @@ class KeyLeases:
     def _on_event(self, event: DeliveryEvent) -> None:
         """A message was extended or lost, or came back while it is held. Any of their threads."""
         facts = event.delivery
-        with self.threads.lock:
+        with self.lane.lock:
             lease = self._leases.get((facts.queue, facts.message_id))
             if lease is None or lease.over:
                 return

@@ -241,7 +241,7 @@ class DeliveryRequest(CeleryRequest):
             raise
 
     def end_lost_run(self, lost: Delivery) -> None:
-        """The delivery is lost, and the task is not to run in two workers: end it. The heartbeat's thread.
+        """The delivery is lost, and the task is not to run in two workers: end it. A thread of the pump.
 
         The ledger decides whether this, the run's own end, or the message's return to this process was first.
         No result is stored: the other worker's run will have one.

@@ -266,6 +266,7 @@ def queue_consumer(
     pauses=None,
     consumers=tuple,
     leases=None,
+    pump=None,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options."""
@@ -283,6 +284,7 @@ def queue_consumer(
         pauses=pauses,
         consumers=consumers,
         leases=leases,
+        pump=pump,
     )
     made.capacity.prefetch_count = 10
     return made

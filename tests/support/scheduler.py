@@ -199,14 +199,14 @@ class Scheduler:
         clock: the fake one.
         chance: a `random.Random`.
         switches: how likely a thread gives way where it takes a lock.
-        check: is called whenever no thread can go on, if any ran but those named in `quiet`.
+        check: is called whenever no thread can go on, if any ran.
     """
 
-    def __init__(self, clock, chance, switches=0.1, check=lambda: None, quiet=("sqs-supervisor",)):
+    def __init__(self, clock, chance, switches=0.1, check=lambda: None):
         self.clock = clock
         self.closed = False
         self.hub = greenlet.getcurrent()
-        self._chance, self._switches, self._check, self._quiet = chance, switches, check, quiet
+        self._chance, self._switches, self._check = chance, switches, check
         self.test = SimpleNamespace(locks=0)  # the test's own thread
         self.me = self.test
         self.ready = []
@@ -360,7 +360,7 @@ class Scheduler:
             thread.greenlet.switch()
         finally:
             self.me = self.test
-        self._active = self._active or thread.name not in self._quiet
+        self._active = True
         if not thread.alive:
             self.threads.remove(thread)
         if self.errors:

@@ -96,9 +96,9 @@ def test_a_walk_is_what_all_repetitions_have_and_an_idle_worker_has_not(
         return walks.walk_of(
             [
                 ["MainThread", "call", "a.py", "f", calls],
-                ["sqs-settler", "call", "a.py", "f", 1],
-                ["sqs-settler", "hop", "a.py", "b.py", hops],
-                ["sqs-supervisor", "hop", "a.py", "c.py", 7],
+                ["sqs-pump", "call", "a.py", "f", 1],
+                ["sqs-pump", "hop", "a.py", "b.py", hops],
+                ["sqs-http", "hop", "a.py", "c.py", 7],
             ]
         )
 
@@ -123,6 +123,7 @@ def test_a_hop_crosses_files_of_the_package_over_those_of_others(benchmark_modul
     try:
         high()
         code(f"{tracing.PACKAGE}new.py", "low()\nclass C: low()\ndef f(): pass", low=low)
+        code(f"{tracing.PACKAGE}{tracing.LOOKS}", "def f(): high()", high=high)()
     finally:
         sys.setprofile(before)
     assert [row[1:] for row in tracer.rows()] == [

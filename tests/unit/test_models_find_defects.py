@@ -24,6 +24,7 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copies import Sending
@@ -172,12 +173,12 @@ LINES = [
     (ReceiveCapacity.release, "self._serve(queue)", "pass", "there was capacity for"),
     (ReceiveCapacity.free, "self.take_again(delivery)", "pass", "capacity is counted"),
     (ReceiveCapacity.free, "self._turns.end(delivery)", "pass", "nothing is held"),
-    (SentCopies.submit, "self.batch_threads.wake()", "pass", "no thread sends copies of messages"),
+    (SentCopies.submit, "self.lane.wake()", "pass", "no thread sends copies of messages"),
     (SentCopies.take, "self._stop_late(now)", "pass", "unexpected error in a thread that sends copies"),
     (SentCopies._note, "self._stop(sending)", "self._go_on(sending)", "unexpected error in a thread"),
     (RunWatch._end_if_inactive, "inactivity.end_run()", "pass", "a run that shows no life is ended"),
-    (Settler._finish, "self._done.notify_all()", "pass", "nobody has notified"),
-    (Settler.flush, "self.batch_threads.wake()", "pass", "nobody has woken the thread that settles"),
+    (Lane.conclude, "self._pump.notify_waiting()", "pass", "nobody has notified"),
+    (Settler.flush, "self.lane.wake()", "pass", "nobody has woken the thread that settles"),
     (QueueConsumer._put, "self._heartbeat.notice()", "pass", "no thread extends messages"),
     (QueueConsumer.notice_pause, "receiver.wake()", "pass", "nobody has notified <sqs-receive"),
     (QueueConsumer.notice_pause, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),

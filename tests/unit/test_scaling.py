@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.factories import CHANGES, TIMEOUT, entries, every_queue, received, sqs_queue
+from support.lanes import work_off
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -33,7 +33,7 @@ def extended(count, seconds, phase=0.0):
     end = clock.monotonic() + seconds
     while (due := ledger.next_extension()) < end:
         clock.advance(max(0.0, due - clock.monotonic()))
-        work_off(heartbeat.batch_threads)
+        work_off(heartbeat.lane)
     batches = [changes for changes in entries(sqs, CHANGES) if changes]
     return sum(map(len, batches)), len(batches)
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.hold.ledger import ExtensionOutcome, Ledger
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settlements import Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
@@ -21,8 +21,8 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: At 50 ms a request, four threads extend 800 messages a second.
-MOST_THREADS: Final = 4
+#: At 50 ms a request, four at a time extend 800 messages a second.
+MOST_IN_FLIGHT: Final = 4
 
 #: An extension is urgent if its message would come back within this time, which is twice as long as the
 #: client waits for the answer to another: of two requests, one may hang.
@@ -55,7 +55,7 @@ Concluded = tuple[Delivery, ExtensionOutcome, Event | None]
 
 
 class Heartbeat:
-    """The heartbeat's work: see `batch_threads.Work`.
+    """The heartbeat's work: see `pump.Work`.
 
     Args:
         ledger: the deliveries that are held.
@@ -63,39 +63,40 @@ class Heartbeat:
         resume: carries out a settlement that had to wait for an extension in flight.
 
     Attributes:
-        batch_threads: its threads, to be started.
+        lane: its lane, to be started.
     """
 
-    def __init__(self, ledger: Ledger, clock: Clock, resume: Callable[[Delivery, Settlement], None]) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        resume: Callable[[Delivery, Settlement], None],
+        pump: Pump | None = None,
+    ) -> None:
         self._ledger = ledger
         self._clock = clock
         self._resume = resume
-        self.batch_threads: BatchThreads[ExtensionBatch] = BatchThreads(
-            "sqs-heartbeat", "extends messages", MOST_THREADS, self, clock
-        )
-        # Guarded by the threads' lock:
-        self._expected: float | None = None  # the instant for which a thread waits
-        self._outages: dict[str, Outage] = {}  # by queue
+        pump = pump or Pump(clock)
+        self.lane: Lane[ExtensionBatch] = pump.lane("extends messages", MOST_IN_FLIGHT, self)
+        self._outages: dict[str, Outage] = {}  # by queue; guarded by the lane's lock
 
     def notice(self) -> None:
         """Deliveries were added: the next extension may be earlier. Any thread."""
         due = self._ledger.next_extension()
-        with self.batch_threads.lock:
-            if due is not None and (self._expected is None or due < self._expected):
-                self._expected = due
-                self.batch_threads.wake_for(due)
+        with self.lane.lock:
+            if due is not None and due < self.lane.next_due:
+                self.lane.wake_for(due, self._clock.monotonic())
 
-    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `batch_threads.Work`
-        """See `batch_threads.Work`."""
-        self._expected = self._ledger.next_extension()
-        return self._expected
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+        """See `pump.Work`."""
+        return self._ledger.next_extension()
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return max(1, self._ledger.batches_due(self._clock.monotonic()))
 
     def take(self, now: float) -> ExtensionBatch | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         due = self._ledger.take_due(now)
         if not due:
             return None
@@ -105,7 +106,7 @@ class Heartbeat:
         )
 
     def send(self, batch: ExtensionBatch, since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not batch.extensions:
             return BatchResult({})
         changes = [(delivery.handle, seconds) for delivery, seconds in batch.extensions]
@@ -113,7 +114,7 @@ class Heartbeat:
         return batch.queue.sqs.change_visibility(batch.queue.url, changes, urgent=urgent)
 
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`. The ledger knows how all ended before anybody else hears of the first."""
+        """See `pump.Work`. The ledger knows how all ended before anybody else hears of the first."""
         concluded = [self._not_extended(delivery, since) for delivery in batch.others]
         for position, (delivery, seconds) in enumerate(batch.extensions):
             concluded.append(self._note(delivery, seconds, since, failed.get(position)))
@@ -155,7 +156,7 @@ class Heartbeat:
 
     def _log_outage(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""
-        with self.batch_threads.lock:
+        with self.lane.lock:
             outage = self._outages.get(queue.name)
             if outage is None:
                 outage = Outage(logger, "extend messages", queue.name, self._clock)

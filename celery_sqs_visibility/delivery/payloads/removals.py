@@ -6,16 +6,15 @@ import heapq
 import itertools
 import logging
 import math
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from celery_sqs_visibility.aws.object_store import DELETED_OBJECTS, ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
@@ -43,15 +42,13 @@ class Removal:
 class Removals:
     """Removes payloads. `submit` may be called from any thread and does not block."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock) -> None:
+    def __init__(self, objects: ObjectStore, clock: Clock, pump: Pump | None = None) -> None:
         self._objects = objects
         self._clock = clock
         self._outage = Outage(logger, "remove payloads", objects.bucket, clock, kind="bucket")
-        self.batch_threads: BatchThreads[list[Removal]] = BatchThreads(
-            "sqs-payload-removal", "removes payloads from S3", 1, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._done = threading.Condition(self._lock)
+        pump = pump or Pump(clock)
+        self.lane: Lane[list[Removal]] = pump.lane("removes payloads from S3", 1, self)
+        self._lock = self.lane.lock  # guards everything below
         # A heap: (not before, tie-break, removal)
         self._waiting: list[tuple[float, int, Removal]] = []
         self._ties = itertools.count()
@@ -64,7 +61,7 @@ class Removals:
         with self._lock:
             self._unfinished += 1
             self._wait([Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS)])
-            self.batch_threads.wake()
+            self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
         """Remove everything without lingering; whether all was done within `timeout` seconds."""
@@ -72,14 +69,14 @@ class Removals:
             if not self._unfinished:
                 return True
             self._flushing = True
-            self.batch_threads.wake()
+            self.lane.wake()
             try:
-                return self._done.wait_for(lambda: not self._unfinished, timeout)
+                return self.lane.wait_until(lambda: not self._unfinished, timeout)
             finally:
                 self._flushing = False
 
     def due(self, now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._waiting:
             return None
         # A flush waits for nothing, but for the pause after a failure.
@@ -92,11 +89,11 @@ class Removals:
             heapq.heappush(self._waiting, (removal.not_before, next(self._ties), removal))
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return math.ceil(len(self._waiting) / DELETED_OBJECTS)
 
     def take(self, now: float) -> list[Removal] | None:
-        """See `batch_threads.Work`: all that waits, if one of them has waited for long enough."""
+        """See `pump.Work`: all that waits, if one of them has waited for long enough."""
         due = self.due(now)
         if due is None or due > now:
             return None
@@ -104,11 +101,11 @@ class Removals:
         return [heapq.heappop(self._waiting)[2] for _ in range(count)]
 
     def send(self, batch: list[Removal], _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return self._objects.delete([removal.key for removal in batch])
 
     def conclude(self, batch: list[Removal], since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         not_before = self._clock.monotonic() + pause(1 + max((batch[i].failures for i in failed), default=0))
         again = {i for i, error in failed.items() if _may_pass(error) and not_before < batch[i].until}
         left = [batch[i].key for i in failed if i not in again]
@@ -127,8 +124,7 @@ class Removals:
                 for i in sorted(again)
             )
             self._unfinished -= len(batch) - len(again)
-            self._done.notify_all()
-            self.batch_threads.wake()
+            self.lane.wake()
 
 
 def _may_pass(error: SQSError) -> bool:

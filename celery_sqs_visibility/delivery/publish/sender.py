@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -13,10 +12,10 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue, when_known
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
@@ -58,11 +57,10 @@ class Sender:
         self._clock = clock
         self._pid = os.getpid()
         # Never taken for stuck: what a thread sends would be published twice. An upload to S3 takes its time.
-        self.batch_threads = BatchThreads(
-            "sqs-publish", "sends messages", MOST_SENDERS, self, clock, hangs_after=math.inf
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._sent = threading.Condition(self._lock)  # for threads that publish, or close
+        # Its own pump: a block may be collected as garbage, and then waits for its end, in any thread.
+        self._pump = Pump(clock)
+        self.lane = self._pump.lane("sends messages", MOST_SENDERS, self, hangs_after=math.inf)
+        self._lock = self.lane.lock  # guards everything below
         self._pending: PendingMessages[str | None] = PendingMessages()
         self._closed = False
         self._outages: dict[Queue, Outage] = {}
@@ -74,12 +72,12 @@ class Sender:
         if not self._has_capacity():
             self._wait_until(self._has_capacity)
         with self._lock:
-            if self._closed or not self.batch_threads.has_thread():
+            if self._closed or not self.lane.has_thread():
                 return False
             now, lingering = self._clock.monotonic(), self._pending.due() is not None
             fills = self._pending.add(queue, message, task_id, now, self._outgoing.offloads)
             if fills or not lingering:
-                self.batch_threads.wake()  # to send it, or to wait until it has lingered
+                self.lane.wake()  # to send it, or to wait until it has lingered
             return True
 
     @property
@@ -96,9 +94,8 @@ class Sender:
         if self._pid == os.getpid():
             with self._lock:
                 self._closed = True
-                self.batch_threads.stop()
-                self.batch_threads.wake()
-                self._sent.notify_all()
+                self.lane.wake()
+            self.lane.stop()
             self._wait_until(lambda: not self._pending.count)
         return self.unsent()
 
@@ -113,30 +110,29 @@ class Sender:
     # The work of the threads.
 
     def due(self, now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return now if self._pending.has_more(flushing=self._closed) else self._pending.due()
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return self._pending.batches_ready()
 
     def take(self, now: float) -> Messages | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return self._pending.take(now, flushing=self._closed) or None
 
     def send(self, batch: Messages, _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         queue = batch[0].queue
         send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])
         return when_known(send) if queue.origin == "created" else send()
 
     def conclude(self, batch: Messages, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         with suppress(Exception):  # a filter of the log's must not end a sender
             self._log_outage(batch, since, list(failed.values()))
         with self._lock:
             self._pending.conclude(batch, failed, self._clock.monotonic())
-            self._sent.notify_all()
 
     def _has_capacity(self) -> bool:
         full = self._pending.count >= MOST_PENDING or self._pending.size >= MOST_PENDING_BYTES
@@ -146,9 +142,9 @@ class Sender:
         """Wait, and meanwhile replace threads that died: a producer has no supervisor."""
         while True:
             with self._lock:
-                if self._sent.wait_for(condition, CHECK_SECONDS):
+                if self.lane.wait_until(condition, CHECK_SECONDS):
                     return
-            self.batch_threads.replace_stuck(self._clock.monotonic())
+            self._pump.replace_stuck(self._clock.monotonic())
 
     def _log_outage(self, batch: Messages, since: float, errors: list[SQSError]) -> None:
         queue = batch[0].queue

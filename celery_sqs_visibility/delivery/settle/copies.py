@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settlements import (
@@ -49,7 +48,7 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 logger = logging.getLogger(__name__)
 
 #: Requests of a worker that are under way together.
-COPY_THREADS: Final = 8
+MOST_IN_FLIGHT: Final = 8
 
 #: From one look at the deadlines of the originals to the next.
 CHECK_SECONDS: Final = 0.5
@@ -214,7 +213,7 @@ class Copies:
         ended: is called from a thread that sends, when nothing more is sent of a delivery.
 
     Attributes:
-        batch_threads: its threads, to be started; a caller without threads calls their `send_next`.
+        lane: its lane, to be started; a caller without threads calls its `send_next`.
     """
 
     def __init__(
@@ -227,6 +226,7 @@ class Copies:
         ended: Callable[[Sending], None],
         reserve: float = 0.0,
         check: float = CHECK_SECONDS,
+        pump: Pump | None = None,
     ) -> None:
         self._outgoing = outgoing
         self._permissions = permissions
@@ -235,11 +235,9 @@ class Copies:
         self._ended = ended
         self._reserve = reserve
         self._check = check
-        self.batch_threads: BatchThreads[CopyBatch] = BatchThreads(
-            "sqs-copies", "sends copies of messages", COPY_THREADS, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._done = threading.Condition(self._lock)
+        pump = pump or Pump(clock)
+        self.lane: Lane[CopyBatch] = pump.lane("sends copies of messages", MOST_IN_FLIGHT, self)
+        self._lock = self.lane.lock  # guards everything below
         self._sendings: dict[Sending, None] = {}
         self._to_end: list[Sending] = []  # nothing more is sent of them
         self._unended = 0  # those of which `ended` has not returned
@@ -257,7 +255,7 @@ class Copies:
             self._sendings[sending] = None
             self._unended += 1
             self._go_on(sending)
-            self.batch_threads.wake()
+            self.lane.wake()
 
     def interrupt(self, *kinds: type[Renew | Split]) -> None:
         """The process ends: of these kinds begin nothing more, and release what nothing was sent of.
@@ -268,7 +266,7 @@ class Copies:
             for sending in [each for each in self._sendings if isinstance(each.copying, kinds)]:
                 sending.given_back = True
                 self._stop(sending)
-            self.batch_threads.wake()
+            self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all has ended within `timeout` seconds."""
@@ -276,9 +274,9 @@ class Copies:
             if not self._unended:
                 return True
             self._flushing += 1
-            self.batch_threads.wake()
+            self.lane.wake()
             try:
-                return self._done.wait_for(lambda: not self._unended, timeout)
+                return self.lane.wait_until(lambda: not self._unended, timeout)
             finally:
                 self._flushing -= 1
 
@@ -288,7 +286,7 @@ class Copies:
         return self._unended > 0
 
     def due(self, now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._unended:
             return None
         if self._to_end or self._is_ready():
@@ -297,14 +295,14 @@ class Copies:
         return min([*instants, self._check_at]) if self._sendings else min(instants, default=None)
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return sum(pending.batches_ready() for pending in self._pending.values()) + 1
 
     def _is_ready(self) -> bool:
         return any(pending.has_more(flushing=self._flushing > 0) for pending in self._pending.values())
 
     def take(self, now: float) -> CopyBatch | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._unended:
             return None
         if now >= self._check_at:
@@ -316,7 +314,7 @@ class Copies:
         return CopyBatch(Split, []) if self._to_end else None
 
     def send(self, batch: CopyBatch, since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not batch.messages:
             return BatchResult({})
         queue, messages = batch.messages[0].queue, [each.message for each in batch.messages]
@@ -336,33 +334,34 @@ class Copies:
         """SQS took long to say whether originals can be deleted: nothing is sent of those that are lost."""
         with self._lock:
             self._stop_late(now)
-            replaced = all(each.batch is not batch for each in self.batch_threads.in_progress())
+            replaced = all(each.batch is not batch for each in self.lane.in_progress())
             if replaced or any(message.tag.sending.abandoned for message in batch.messages):
                 raise AnswerLostError("no answer in time whether the originals can be deleted")
 
     def conclude(self, batch: CopyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         with self._lock:
             if batch.messages:
-                self._note(batch, failed, since)
+                self._note(batch, failed)
             to_end, self._to_end = self._to_end, []
+        if batch.messages:
+            self._log_outage(batch, failed, since)
         for sending in to_end:
             self._end(sending)
 
-    def _note(self, batch: CopyBatch, failed: Mapping[int, SQSError], since: float) -> None:
+    def _note(self, batch: CopyBatch, failed: Mapping[int, SQSError]) -> None:
         for position, message in enumerate(batch.messages):
             if position not in failed:
                 message.tag.sending.note_sent(message.tag.place, batch.message_ids.get(position, ""))
         pending = self._pending[batch.kind]
         pending.conclude(batch.messages, failed, self._clock.monotonic())
         self._note_given_up(pending)
-        self._log_outage(batch, failed, since)
         for sending in {message.tag.sending: None for message in batch.messages}:
             if sending.abandoned or sending.given_back:  # meanwhile: what failed is not sent again
                 self._stop(sending)
             else:
                 self._go_on(sending)
-        self.batch_threads.wake()
+        self.lane.wake()
 
     def _note_given_up(self, pending: PendingMessages[Copy]) -> None:
         for (sending, index), error in pending.failures:
@@ -418,13 +417,13 @@ class Copies:
         finally:
             with self._lock:
                 self._unended -= 1
-                self._done.notify_all()
 
     def _log_outage(self, batch: CopyBatch, failed: Mapping[int, SQSError], since: float) -> None:
         key = batch.messages[0].queue, batch.kind
         outage = self._outages.get(key)
         if outage is None:
-            outage = self._outages[key] = Outage(logger, ACTIONS[batch.kind], key[0].name, self._clock)
+            new = Outage(logger, ACTIONS[batch.kind], key[0].name, self._clock)
+            outage = self._outages.setdefault(key, new)
         passing = [error for error in failed.values() if isinstance(error, PASSING_ERRORS)]
         if passing:
             outage.failure(passing[0])

@@ -87,7 +87,7 @@ class DeadLetters:
         self._refused: set[str] = set()
 
     def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
-        """Send the copy; `False` if there is no dead-letter queue, or it refuses. A settler's thread.
+        """Send the copy; `False` if there is no dead-letter queue, or it refuses. A thread of the pump.
 
         Nor is one sent where the original cannot be deleted.
 

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import logging
 import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,9 +13,9 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.batch_threads import BatchThreads
 from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settlements import (
     DeadLetter,
@@ -41,8 +40,8 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SE
 
 logger = logging.getLogger(__name__)
 
-#: At 50 ms a request, sixteen threads settle 3,200 messages a second.
-SETTLER_THREADS: Final = 16
+#: At 50 ms a request, sixteen at a time settle 3,200 messages a second.
+MOST_IN_FLIGHT: Final = 16
 
 #: SQS has handled a request after this time, though a busy process reads the answer later.
 LONGEST_REQUEST_SECONDS: Final = 0.1
@@ -163,11 +162,11 @@ class PendingBatch:
 #: A settlement that is over, with its error if it failed.
 Ended = tuple[PendingSettlement, SQSError | None]
 
-#: Called from a settler's thread when the settlements of a request are over, with the monotonic instant from
+#: Called from a thread of the pump when the settlements of a request are over, with the monotonic instant from
 #: which the delay of a visibility change counts.
 Settled = Callable[[Iterable[Ended], float], None]
 
-#: Sends a dead letter, from a settler's thread, and submits the settlement that follows.
+#: Sends a dead letter, from a thread of the pump, and submits the settlement that follows.
 SendLetter = Callable[[Delivery, DeadLetter], None]
 
 
@@ -189,17 +188,16 @@ class Settler:
         settled: Settled,
         send_letter: SendLetter,
         permissions: CopyPermissions,
+        pump: Pump | None = None,
     ) -> None:
         self._window = window
         self._clock = clock
         self._settled = settled
         self._send_letter = send_letter
         self._permissions = permissions
-        self.batch_threads: BatchThreads[SettlementBatch] = BatchThreads(
-            "sqs-settler", "settles messages", SETTLER_THREADS, self, clock
-        )
-        self._lock = self.batch_threads.lock  # guards everything below
-        self._done = threading.Condition(self._lock)
+        pump = pump or Pump(clock)
+        self.lane: Lane[SettlementBatch] = pump.lane("settles messages", MOST_IN_FLIGHT, self)
+        self._lock = self.lane.lock  # guards everything below
         self._batches: dict[tuple[Queue, type[Settlement]], PendingBatch] = {}
         self._waiting: dict[PendingBatch, None] = {}  # those with settlements, first come first served
         self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, it)
@@ -218,14 +216,14 @@ class Settler:
             if not self._unfinished:
                 return True
             self._flushing += 1
-            self.batch_threads.wake()
+            self.lane.wake()
             try:
-                return self._done.wait_for(lambda: not self._unfinished, timeout)
+                return self.lane.wait_until(lambda: not self._unfinished, timeout)
             finally:
                 self._flushing -= 1
 
     def due(self, now: float) -> float | None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         if not self._unfinished:
             return None
         due = self._retries[0][0] if self._retries else math.inf
@@ -235,11 +233,11 @@ class Settler:
         return None if due == math.inf else due
 
     def ready(self) -> int:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         return max(1, sum(len(pending.settlements) // pending.size for pending in self._sendable()))
 
     def take(self, now: float) -> SettlementBatch | None:
-        """See `batch_threads.Work`: a full batch, or one that has lingered for long enough."""
+        """See `pump.Work`: a full batch, or one that has lingered for long enough."""
         if not self._unfinished:
             return None
         while self._retries and self._retries[0][0] <= now:
@@ -268,7 +266,7 @@ class Settler:
             self._waiting[pending] = None
         # The first settlement sets the time, and a full batch goes at once.
         if first or len(pending.settlements) % pending.size == 0:
-            self.batch_threads.wake_for(self.due(now))
+            self.lane.wake_for(self.due(now), now)
 
     def _new_batch(self, queue: Queue, way: type[Settlement]) -> PendingBatch:
         """The batch for a way to settle: ways that have the same kind of request share it."""
@@ -278,7 +276,7 @@ class Settler:
         return self._batches.setdefault((queue, way), shared)
 
     def send(self, batch: SettlementBatch, _since: float) -> BatchResult:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         queue, kind = batch.origin.queue, batch.origin.kind
         if not batch.settlements:
             return BatchResult({})
@@ -292,7 +290,7 @@ class Settler:
         return queue.sqs.change_visibility(queue.url, changes)
 
     def conclude(self, batch: SettlementBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `batch_threads.Work`."""
+        """See `pump.Work`."""
         settlements = batch.settlements
         finished = len(settlements) + len(batch.late)
         try:
@@ -357,17 +355,15 @@ class Settler:
                 self._waiting[pending] = None
             else:
                 heapq.heappush(self._retries, (not_before, next(self._ties), again))
-            self.batch_threads.wake()
+            self.lane.wake()
         return True
 
     def _finish(self, pending: PendingBatch, settlements: int) -> None:
         with self._lock:
             if pending.in_order:
                 pending.in_flight = False
-                self.batch_threads.wake()
+                self.lane.wake()
             self._unfinished -= settlements
-            if not self._unfinished:
-                self._done.notify_all()
 
 
 def _note_outage(batch: SettlementBatch, failed: Mapping[int, SQSError], since: float) -> None:

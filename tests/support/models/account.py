@@ -14,9 +14,10 @@ from support.factories import TIMEOUT
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
 from celery_sqs_visibility.delivery.settle.dead_letters import described
-from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS, HUNG_AFTER_SECONDS
+from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
 
 class Account:

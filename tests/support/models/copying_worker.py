@@ -113,7 +113,7 @@ class Worker:
 
     def send_next(self):
         """Make a request with copies; whether one was due."""
-        return any(consumer._copies.batch_threads.send_next() for consumer in self.consumers)
+        return any(consumer._copies.lane.send_next() for consumer in self.consumers)
 
     def originals(self):
         """The messages whose copies go out."""
@@ -123,7 +123,7 @@ class Worker:
     def extend_and_settle(self):
         for consumer in () if self.stopped else self.consumers:
             for part in (consumer._settler, consumer._heartbeat):
-                while part.batch_threads.send_next():
+                while part.lane.send_next():
                     pass
 
     @property

@@ -18,27 +18,21 @@ ROUNDS = 400
 def check_wakes(world):
     """Who waits has no reason to go on, or was woken."""
     now = world.now
-    for threads in (threads for consumer in world.consumers for threads in consumer._batch_threads):
-        check_batch_threads(threads, now)
+    for lane in (lane for consumer in world.consumers for lane in consumer._lanes):
+        check_lane(lane, now)
     if world.main.readable is not None and not select.select([world.main.readable], [], [], 0)[0]:
         assert not world.buffer._is_ready(), "the event loop is woken for what may go"
     check_waiters(world.consumer.capacity, world)
 
 
-def check_batch_threads(threads, now):
-    """The scheduler wakes none of them for nothing: a spare one would wait less long."""
-    heartbeat = threads._work if hasattr(threads._work, "_expected") else None
-    expected = heartbeat and heartbeat._expected
-    due = threads._work.due(now)
-    if heartbeat:
-        heartbeat._expected = expected
-    waiting = threads._woken.waiting
-    if due is None or not threads._started:
+def check_lane(lane, now):
+    """The scheduler wakes no thread for nothing: a spare one would wait less long."""
+    due, waiting = lane._work.due(now), lane._pump._woken.waiting
+    if due is None or not lane.started or not lane.room:
         return
-    assert waiting or threads._in_progress, f"no thread {threads.does}"
-    if waiting:
-        until = min(thread.until for thread in waiting)
-        assert until <= max(due, now) + MOMENT, f"nobody has woken the thread that {threads.does}"
+    assert waiting, f"no thread {lane.does}"
+    until = min(thread.until for thread in waiting)
+    assert until <= max(due, now) + MOMENT, f"nobody has woken the thread that {lane.does}"
 
 
 def check_waiters(capacity, world):

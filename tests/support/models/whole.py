@@ -32,6 +32,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery import watches
 from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
@@ -150,6 +151,7 @@ class Whole(RuleBasedStateMachine):
         self.turns = turns
         self.pool = Pool(self, slots=chance.choice([1, 3, 8]), dispatches=chance.random() < 0.5)
         self.pauses = Pauses(self.clock)
+        self.pump = Pump(self.clock)
         self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.has_started = self.ending = self.dying = False
         self.redrive = RedriveBook()
@@ -174,12 +176,12 @@ class Whole(RuleBasedStateMachine):
             pauses=self.pauses,
             leases=self.leases,
             consumers=lambda: self.consumers,
+            pump=self.pump,
             **self.options,
         )
         self.consumers.append(self.consumer)
         self.buffers.append(self.buffer)
-        for threads in self.consumer._batch_threads:
-            threads._woken.woken_for_nothing = False  # see `check_batch_threads`
+        self.pump._woken.woken_for_nothing = False  # see `check_lane`
         self.consumer.capacity.prefetch_count = self.pool.prefetch_count
         self.main = self.scheduler.start(self.main_thread, "main")
 

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -40,7 +40,7 @@ class World:
 
     def later(self, seconds=LINGER_SECONDS):
         self.clock.advance(seconds)
-        return work_off(self.feed.batch_threads)
+        return work_off(self.feed.lane)
 
     @property
     def sent(self):
@@ -56,7 +56,7 @@ def world():
 
 def test_events_of_half_a_second_share_a_message(world):
     world.submit(1, 2, 3)
-    assert work_off(world.feed.batch_threads) == 0
+    assert work_off(world.feed.lane) == 0
     assert world.later() == 1
     assert world.sent == [['[{"n": 1},{"n": 2},{"n": 3}]']]
     assert world.later() == 0
@@ -65,15 +65,15 @@ def test_events_of_half_a_second_share_a_message(world):
 def test_a_full_batch_does_not_wait(world, monkeypatch):
     monkeypatch.setattr(event_feed, "BATCH_BYTES", 20)
     world.submit(1, 2, 3)
-    assert work_off(world.feed.batch_threads) == 1
+    assert work_off(world.feed.lane) == 1
 
 
 def test_a_flush_waits_for_nothing_else(world):
     world.submit(1)
-    world.feed.batch_threads.start()
+    world.feed.lane.start()
     assert world.feed.flush(5)
     assert world.sent == [['{"n": 1}']]
-    world.feed.batch_threads.stop()
+    world.feed.lane.stop()
 
 
 def test_what_exceeds_the_bound_is_dropped_counted_and_said_once(world, monkeypatch, caplog):
@@ -136,7 +136,7 @@ def test_what_waits_for_a_monitor_that_is_gone_is_dropped_at_once(world, caplog)
 
 def test_a_thread_that_could_not_be_started_is_started_for_a_later_event(world, monkeypatch):
     woken = []
-    monkeypatch.setattr(world.feed.batch_threads, "wake", lambda: woken.append(1))
+    monkeypatch.setattr(world.feed.lane, "wake", lambda: woken.append(1))
     world.submit(1, 2)
     world.clock.advance(LINGER_SECONDS + 0.1)
     world.submit(3)
@@ -163,8 +163,8 @@ def test_whoever_waits_for_the_last_events_is_woken_when_they_are_sent_or_their_
     flushed = []
     waits = threading.Thread(target=lambda: flushed.append(world.feed.flush(3600.0)), daemon=True)
     waits.start()
-    wait_until(lambda: world.feed._done._waiters, SOON, "the thread to wait")
-    assert work_off(world.feed.batch_threads) == 1
+    wait_until(lambda: world.feed.lane._pump.waiting, SOON, "the thread to wait")
+    assert work_off(world.feed.lane) == 1
     waits.join(SOON)
     assert flushed == [True]
 
@@ -173,4 +173,4 @@ def test_a_flush_without_events_waits_for_nothing_and_one_in_vain_says_so(world)
     assert world.feed.flush(3600.0)
     world.submit(1)
     assert not world.feed.flush(0)
-    assert work_off(world.feed.batch_threads) == 0, "events wait for others again"
+    assert work_off(world.feed.lane) == 0, "events wait for others again"

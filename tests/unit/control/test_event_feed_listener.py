@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.lanes import work_off
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
@@ -39,7 +39,7 @@ class World:
         for _ in range(int(seconds)):
             self.feed.submit(EventMessage("{}", {}))
             self.clock.advance(1)
-            work_off(self.feed.batch_threads)
+            work_off(self.feed.lane)
             if receives:
                 self.receive()
         return self.count(SENDS) - before

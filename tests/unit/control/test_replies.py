@@ -5,16 +5,16 @@ from __future__ import annotations
 import threading
 
 import pytest
-from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.factories import requests
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.control import replies
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.replies import REPLY_PAUSES_SECONDS, REPLY_THREADS, ReplySender
+from celery_sqs_visibility.control.replies import MOST_IN_FLIGHT, REPLY_PAUSES_SECONDS, ReplySender
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import ReplyDropped
@@ -42,7 +42,7 @@ class World:
 
     def work(self, seconds=0.0):
         self.clock.advance(seconds)
-        work_off(self.sender.batch_threads)
+        work_off(self.sender.lane)
 
     def got(self, caller):
         return len(self.sqs.receive(caller.url, 10, 0, ReceiveOptions()))
@@ -51,7 +51,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     world = World()
-    monkeypatch.setattr(world.sender.batch_threads, "start", lambda: None)
+    monkeypatch.setattr(world.sender.lane, "start", lambda: None)
     end = subscribe(world.dropped.append, ReplyDropped)
     yield world
     end()
@@ -60,13 +60,13 @@ def world(monkeypatch):
 def test_replies_to_callers_that_have_gone_delay_no_other(world):
     gone, here = world.caller(), world.caller()
     world.queues.delete(gone)
-    world.reply(*2 * REPLY_THREADS * [gone], here)
+    world.reply(*2 * MOST_IN_FLIGHT * [gone], here)
     world.work()
     assert world.got(here) == 1
     assert world.dropped == []
     for seconds in REPLY_PAUSES_SECONDS:
         world.work(seconds)
-    assert len(world.dropped) == 2 * REPLY_THREADS
+    assert len(world.dropped) == 2 * MOST_IN_FLIGHT
 
 
 def test_a_reply_is_sent_again_where_an_error_passes(world):
@@ -103,8 +103,8 @@ def test_a_process_that_ends_sends_what_was_not_tried():
     world.reply(gone, here)
     world.sender.close(SOON)
     assert world.got(here) == 1
-    threads = world.sender.batch_threads
-    wait_until(lambda: world.work(1) or not threads._threads, SOON, "its threads to end")
+    pump = world.sender.lane._pump
+    wait_until(lambda: world.work(1) or not pump._threads, SOON, "its threads to end")
 
 
 def test_whoever_waits_for_the_last_replies_is_woken_by_them(world):
@@ -112,7 +112,7 @@ def test_whoever_waits_for_the_last_replies_is_woken_by_them(world):
     world.reply(caller)
     waits = threading.Thread(target=world.sender.close, args=[3600.0], daemon=True)
     waits.start()
-    wait_until(lambda: world.sender._done._waiters, SOON, "the thread to wait")
+    wait_until(lambda: world.sender.lane._pump.waiting, SOON, "the thread to wait")
     world.work()
     waits.join(SOON)
     assert not waits.is_alive()
@@ -189,6 +189,6 @@ def test_a_dropped_reply_is_counted_once_and_says_why(world, caplog):
 
 def test_a_reply_starts_the_threads_that_send_it(world, monkeypatch):
     started = []
-    monkeypatch.setattr(world.sender.batch_threads, "start", lambda: started.append(1))
+    monkeypatch.setattr(world.sender.lane, "start", lambda: started.append(1))
     world.reply(world.caller())
     assert started == [1]

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.factories import TIMEOUT, BusySQS
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -72,7 +72,7 @@ class World:
         )
         if isinstance(self.clock, FakeClock):
             # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
-            consumer._supervisor.start = consumer._heartbeat.batch_threads.start = lambda: None
+            consumer._supervisor.start = consumer._heartbeat.lane.start = lambda: None
         self.consumers.append(consumer)
         return consumer
 
@@ -146,7 +146,7 @@ class World:
 
     def beat(self):
         """As a heartbeat's thread does it when it is time."""
-        work_off(self.consumer._heartbeat.batch_threads)
+        work_off(self.consumer._heartbeat.lane)
 
     def extend(self):
         self.clock.advance(TIMEOUT * 2 / 3)

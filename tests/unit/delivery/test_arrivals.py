@@ -208,8 +208,9 @@ def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_me
     wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
     assert factories.left(redriven) == 1
     world.clock.advance(5)
-    world.consumer._settler.batch_threads.wake()
-    world.consumer._copies.batch_threads.wake()
+    with world.consumer._pump.lock:
+        world.consumer._settler.lane.wake()
+        world.consumer._copies.lane.wake()
     events.wait(sent)
     events.wait(Deleted)
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.factories import TIMEOUT, counts, left
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility import events as kinds
@@ -74,13 +74,14 @@ def held(world, queue, store):
 
 def flushed(world):
     """Everything is settled and removed."""
+    assert world.consumer._copies.flush(SOON)
     assert world.consumer._settler.flush(SOON)
     assert world.consumer._removals.flush(SOON)
 
 
 def fetches(world):
-    """The batch threads that fetch: run by the test, where the clock stands still."""
-    return next(each for each in world.consumer._batch_threads if each._name == "sqs-payload")
+    """The lane that fetches: its work is done by the test, where the clock stands still."""
+    return next(each for each in world.consumer._lanes if each.does == "fetches payloads from S3")
 
 
 def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, store):
@@ -221,7 +222,7 @@ def test_another_bucket_is_neither_read_nor_emptied(world, redriven, dead_letter
 def failing(world, queue, store, error, **facts):
     """A message whose payload cannot be had, tried to the end by the test itself."""
     store.fail_next("GetObject", *[error] * 1000)
-    world.consumer._batch_threads.remove(threads := fetches(world))  # they do not start
+    world.consumer._lanes.remove(threads := fetches(world))  # they do not start
     send(queue, store)
     world.consume(queue)
     wait_until(threads._work.ready, SOON, "the message")
@@ -257,7 +258,7 @@ def test_before_sqs_would_move_it_an_operator_has_an_hour(world, dead_letters, s
 def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_place(
     world, queue, store, caplog
 ):
-    world.consumer._batch_threads.remove(threads := fetches(world))
+    world.consumer._lanes.remove(threads := fetches(world))
     store.fail_next("GetObject", DOWN)
     send(queue, store)
     world.consume(queue)
@@ -276,7 +277,7 @@ def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_
     world = make(payloads=store, payload_store=f"s3://{store.bucket}")
     queue = world.queue()
     world.consumer.capacity.prefetch_count = 2
-    world.consumer._batch_threads.remove(threads := fetches(world))
+    world.consumer._lanes.remove(threads := fetches(world))
     store.fail_next("GetObject", *[DOWN] * 5)
     for _ in range(5):
         send(queue, store, key=new_key(""))

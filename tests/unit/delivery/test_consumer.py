@@ -95,7 +95,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
         world.sqs.meanwhile = lambda: None
         world.consumer.end_by(world.clock.monotonic(), world.clock.monotonic())
         world.consumer.close()
-        for thread in list(world.consumer._settler.batch_threads._threads):
+        for thread in list(world.consumer._pump._threads):
             thread.join(0.1)  # those that end have ended
 
     world.sqs.meanwhile = close
@@ -109,7 +109,7 @@ def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread
     world.consumer.close()
     world.come_back(queue)
     events.wait(Released, 2)
-    settlers = world.consumer._settler.batch_threads._threads
+    settlers = world.consumer._pump._threads
     for thread in list(settlers):
         thread.join(SOON)
     assert settlers == set()

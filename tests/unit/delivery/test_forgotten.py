@@ -157,16 +157,6 @@ def test_a_message_that_its_request_wanted_copied_in_vain_waits_for_another_requ
     assert world.held() == 1, "Celery has not been given it yet"
 
 
-class Once(threading.Event):
-    """Is waited for once, and then set."""
-
-    waits = 0
-
-    def wait(self, _timeout=None):
-        self.waits += 1
-        return self.waits > 1
-
-
 @pytest.mark.usefixtures("polling")
 def test_nor_one_that_runs_what_was_acknowledged_early(world, queue):
     (delivery,) = world.deliveries(queue, "a")
@@ -182,12 +172,12 @@ def test_nor_one_that_runs_what_was_acknowledged_early(world, queue):
 def test_a_supervisor_that_waits_for_the_lock_of_a_receiver_is_late_and_the_probe_does_not_wait(world, queue):
     world.buffered(queue, "a")
     supervisor = world.consumer._supervisor
-    supervisor._stopped = once = Once()
+    supervisor._running = True
     world.clock.advance(2 * CHECK_INTERVAL_SECONDS)  # so that it is late until it looks
     with world.consumer._receivers.get("q")._lock:
-        thread = threading.Thread(target=supervisor._run, args=(once,), daemon=True)
+        thread = threading.Thread(target=supervisor.lane.send_next, daemon=True)
         thread.start()
-        wait_until(lambda: supervisor.late(world.clock.monotonic()) == 0 and once.waits, SOON, "a check")
+        wait_until(lambda: supervisor.late(world.clock.monotonic()) == 0, SOON, "a check")
         world.clock.advance(LATE_SECONDS + 1)
         now = world.clock.monotonic()
         facts = {"polls": world.consumer.polling_facts(now), "duties": world.consumer.duty_facts(now)}

@@ -7,18 +7,18 @@ from collections import deque
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.factories import CHANGES, TIMEOUT, every_queue
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.settlements import Delete
-from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -93,16 +93,21 @@ class World:
             stuck.join(SOON)
         wait_until(lambda: self.others_are_done(extended), SOON, "the other threads to return")
         self.clock.advance(HUNG_AFTER_SECONDS)
-        threads.replace_stuck(self.clock.monotonic())
+        threads._pump.replace_stuck(self.clock.monotonic())
         return stuck
 
     def let_return(self, *relieved):
         """The calls that hang are answered, and their threads end."""
         self.sqs.let_go.set()
-        self.heartbeat.batch_threads.stop()
+        self.heartbeat.lane.stop()
         for thread in relieved:
             thread.join(SOON)
             assert not thread.is_alive()
+
+
+def wake(lane):
+    with lane.lock:
+        lane.wake()
 
 
 @pytest.fixture
@@ -116,8 +121,8 @@ def make():
     yield new
     for world in worlds:
         world.sqs.let_go.set()
-        world.heartbeat.batch_threads.stop()
-        world.settler.batch_threads.stop()
+        world.heartbeat.lane.stop()
+        world.settler.lane.stop()
 
 
 @DIES
@@ -130,15 +135,15 @@ def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_n
     deliveries = world.held(3)
     if does == "extends":
         world.clock.advance(TIMEOUT - 40)
-        threads, action = world.heartbeat.batch_threads, "extend"
+        threads, action = world.heartbeat.lane, "extend"
     else:
         for delivery in deliveries:
             world.settler.submit(delivery, Delete(), world.clock.monotonic())
-        threads, action = world.settler.batch_threads, "delete"
+        threads, action = world.settler.lane, "delete"
     threads.start()
     stuck = world.relieve(threads, how)
     world.clock.advance(10)
-    threads.wake()  # it may be asleep by now, on a clock that stood still
+    wake(threads)  # it may be asleep by now, on a clock that stood still
     wait_until(lambda: len(world.settled) + len(world.extended()) == 3, SOON, "the others")
     wait_until(lambda: len(caplog.messages) == 3, SOON, "the log")
     assert caplog.messages == [
@@ -148,14 +153,14 @@ def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_n
     ]
     done = [one.deadline for one in deliveries], [*world.settled]
     world.let_return(stuck)
-    threads.replace_stuck(world.clock.monotonic())
+    threads._pump.replace_stuck(world.clock.monotonic())
     assert ([one.deadline for one in deliveries], world.settled) == done
     assert all(one.deadline > 1000 + TIMEOUT for one in deliveries) == (does == "extends")
 
 
 def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_being_extended(make):
     world = make("hangs", "hangs")
-    threads = world.heartbeat.batch_threads
+    threads = world.heartbeat.lane
     deliveries = world.held(10)
     world.clock.advance(25)
     deliveries += world.held(10)
@@ -163,7 +168,7 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
     threads.start()
     one = world.relieve(threads)
     world.clock.advance(10)
-    threads.wake()  # as above
+    wake(threads)  # as above
     other = world.relieve(threads, extended=10)
     world.let_return(one, other)
     work_off(threads)
@@ -173,7 +178,7 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
 
 def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung(make):
     world = make("hangs")
-    threads = world.heartbeat.batch_threads
+    threads = world.heartbeat.lane
     deliveries = world.held(20)
     world.clock.advance(TIMEOUT - 40)
     threads.start()

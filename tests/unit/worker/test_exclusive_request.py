@@ -23,6 +23,7 @@ from support.factories import (
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Park, Release, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -378,4 +379,4 @@ def test_what_is_revoked_before_it_begins_has_no_key_to_release(make):
 def test_where_no_run_shares_memory_with_the_worker_none_is_told_of_the_store(make, monkeypatch):
     monkeypatch.setattr(exclusive_request, "lease_table", lambda: None)
     store = object()
-    assert open_key_leases(SimpleNamespace(coordination_store=store), [make().task])
+    assert open_key_leases(SimpleNamespace(coordination_store=store, pump=Pump()), [make().task])

@@ -37,7 +37,7 @@ def keys(store, clock, monkeypatch):
     subscribe = module.subscribe
     monkeypatch.setattr(module, "subscribe", lambda *args: forget.append(subscribe(*args)))
     keys = KeyLeases(store, clock)
-    monkeypatch.setattr(keys.threads, "start", lambda: None)
+    monkeypatch.setattr(keys.lane, "start", lambda: None)
     keys.start()
     yield keys
     for unsubscribe in forget:
@@ -73,17 +73,17 @@ def extended(run):
 
 def test_a_key_is_renewed_until_its_message_is_visible_when_that_is_extended(keys, run, store):
     extended(run)
-    assert keys.threads.send_next()
+    assert keys.lane.send_next()
     assert state(store) == Processing(60, OWNER)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
 
 
 def test_a_key_whose_message_is_not_extended_is_renewed_before_that_is_lost(keys, run, store, clock):
     store.renew([Renewal(KEY, OWNER, 60)])
     clock.advance(60 - run.lease.margin - 0.1)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
     clock.advance(0.1)
-    assert keys.threads.send_next()
+    assert keys.lane.send_next()
     clock.advance(run.lease.margin)
     assert state(store) == Processing(120 - run.lease.margin, OWNER)
 
@@ -91,7 +91,7 @@ def test_a_key_whose_message_is_not_extended_is_renewed_before_that_is_lost(keys
 def test_a_key_that_is_not_acquired_yet_is_not_renewed(keys, run):
     run.delivery.lease.holds_key = False
     extended(run)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
 
 
 def test_the_key_of_a_run_that_goes_on_without_its_message_is_renewed_again_and_again(
@@ -100,12 +100,12 @@ def test_the_key_of_a_run_that_goes_on_without_its_message_is_renewed_again_and_
     run.delivery.lost = True
     emit(Lost(run.delivery.facts, "12 hours"))
     for _ in range(3):
-        assert keys.threads.send_next()
+        assert keys.lane.send_next()
         assert state(store) == Processing(120, OWNER)
         clock.advance(60)
     run.delivery.lease.end()
     run.delivery.lease = None
-    keys.threads.send_next()
+    keys.lane.send_next()
     clock.advance(121)
     assert isinstance(state(store), Acquired)
 
@@ -115,7 +115,7 @@ def test_a_run_whose_key_is_anothers_is_told_once(keys, run, store, clock, caplo
     store.acquire(KEY, "thief", 60)
     for _ in range(2):
         extended(run)
-        keys.threads.send_next()
+        keys.lane.send_next()
     assert run.told == [run.delivery]
     assert caplog.text.count(f"the key {KEY!r} was lost") == 1
 
@@ -127,7 +127,7 @@ def test_a_run_that_ends_while_its_key_is_renewed_is_told_nothing(keys, run, sto
 
     monkeypatch.setattr(store, "renew", renew)
     extended(run)
-    keys.threads.send_next()
+    keys.lane.send_next()
     assert run.told == []
 
 
@@ -138,35 +138,36 @@ def test_a_renewal_that_fails_is_tried_again(keys, run, store, clock, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(store, "renew", fail)
         extended(run)
-        keys.threads.send_next()
+        keys.lane.send_next()
     assert "cannot renew the keys of exclusive tasks: it is down" in caplog.text
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
     clock.advance(1)
-    assert keys.threads.send_next()
+    assert keys.lane.send_next()
     assert state(store) == Processing(59, OWNER)
 
 
 def test_the_key_of_a_run_that_was_killed_is_released_after_a_moment(keys, run, store, clock):
     keys.release(run.lease, 0.5)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
     clock.advance(0.5)
-    assert keys.threads.send_next()
+    assert keys.lane.send_next()
     assert isinstance(state(store), Acquired)
     extended(run)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
 
 
 def test_a_shutdown_waits_until_the_keys_of_its_orphans_are_released(keys, run, store):
-    keys.threads._started = True  # as a worker's are
+    with keys.lane.lock:
+        assert keys.lane.has_thread()  # as a worker's has
     keys.release_all()
     assert isinstance(state(store), Acquired)
-    keys.threads.stop()
+    keys.lane.stop()
 
 
 def test_a_request_that_is_gone_is_forgotten(keys, run):
     run.lease = None
     extended(run)
-    assert not keys.threads.send_next()
+    assert not keys.lane.send_next()
 
 
 def leases(many):

@@ -41,7 +41,7 @@ class World:
         monkeypatch.setattr(module, "subscribe", lambda *args: self.forget.append(subscribe(*args)))
         self.keys = KeyLeases(self.store, self.clock)
         self.starts = []
-        monkeypatch.setattr(self.keys.threads, "start", lambda: self.starts.append(1))
+        monkeypatch.setattr(self.keys.lane, "start", lambda: self.starts.append(1))
         self.keys.start()
         self.table = LeaseTable()
         self.told = []
@@ -63,7 +63,7 @@ class World:
 
     def work(self):
         count = 0
-        while self.keys.threads.send_next():
+        while self.keys.lane.send_next():
             count += 1
         return count
 
@@ -94,15 +94,13 @@ def test_the_threads_are_started_and_follow_the_events_of_messages(world):
 
 def test_a_shutdown_is_woken_when_the_keys_of_its_runs_are_released(world, monkeypatch):
     monkeypatch.setattr(module, "RELEASE_SECONDS", 3600.0)
-    monkeypatch.setattr(world.keys.threads, "wake", lambda: None)
+    monkeypatch.setattr(world.keys.lane, "wake", lambda: None)
     for key in ("one", "two"):
         world.begin(key)
     shutdown = threading.Thread(target=world.keys.release_all, daemon=True)
     shutdown.start()
-    wait_until(lambda: world.keys._released._waiters, SOON, "the shutdown to wait")
-    batch = world.keys.take(world.clock.monotonic())
-    world.keys.send(batch, 0.0)
-    world.keys.conclude(batch, 0.0, {})
+    wait_until(lambda: world.keys.lane._pump.waiting, SOON, "the shutdown to wait")
+    assert world.keys.lane.send_next()
     shutdown.join(SOON)
     assert not shutdown.is_alive()
     assert world.is_free("one")
@@ -118,7 +116,7 @@ def test_a_shutdown_without_keys_waits_for_nothing(world, monkeypatch):
 
 def test_a_shutdown_does_not_wait_longer_than_it_may(world, monkeypatch):
     monkeypatch.setattr(module, "RELEASE_SECONDS", 0.01)
-    monkeypatch.setattr(world.keys.threads, "wake", lambda: None)
+    monkeypatch.setattr(world.keys.lane, "wake", lambda: None)
     world.begin()
     shutdown = threading.Thread(target=world.keys.release_all, daemon=True)
     shutdown.start()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import factories
-from support.batch_threads import work_off
 from support.clock import FakeClock
 from support.factories import CHANGES, TIMEOUT, every_queue
+from support.lanes import work_off
 from support.logs import a_filter_that_raises
 from support.processes import SOON
 
@@ -68,7 +68,7 @@ class World:
 
     def beat_after(self, seconds):
         self.clock.advance(seconds)
-        work_off(self.heartbeat.batch_threads)
+        work_off(self.heartbeat.lane)
 
     def beat_when_due(self, at_least=0.0):
         self.beat_after(max(at_least, (self.ledger.next_extension() or 1e9) - self.clock.monotonic()))
@@ -156,7 +156,7 @@ def test_what_lapsed_while_another_queue_was_slow_is_lost_and_not_extended(world
     world.calls_take(INTERVAL + 1)
     world.beat_after(TIMEOUT - INTERVAL)
     assert len(world.extensions()) == 1
-    work_off(world.heartbeat.batch_threads)
+    work_off(world.heartbeat.lane)
     assert late.lost
     assert events.of(Lost) == [Lost(slow.facts, ANSWERED_LATE), Lost(late.facts, DEADLINE_PASSED)]
 
@@ -248,7 +248,7 @@ def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
     world.fail(RuntimeError("bug"))
     world.clock.advance(TIMEOUT - INTERVAL)
     with suppress(RuntimeError):  # the thread's loop logs it and goes on
-        work_off(world.heartbeat.batch_threads)
+        work_off(world.heartbeat.lane)
     world.beat_after(INTERVAL / 2)
     assert not other.extending
     assert other.deadline > world.clock.monotonic() + INTERVAL
@@ -322,9 +322,9 @@ def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part)
 def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queue):
     extended = threading.Event()
     world.sqs.meanwhile = extended.set
-    world.heartbeat.batch_threads.stop()  # legal before the start
-    world.heartbeat.batch_threads.start()
-    world.heartbeat.batch_threads.start()
+    world.heartbeat.lane.stop()  # legal before the start
+    world.heartbeat.lane.start()
+    world.heartbeat.lane.start()
     try:
         world.clock.advance(-(TIMEOUT - INTERVAL))
         world.hold(queue)
@@ -332,8 +332,8 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
         world.heartbeat.notice()
         assert extended.wait(SOON)
     finally:
-        world.heartbeat.batch_threads.stop()
-        world.heartbeat.batch_threads.stop()
+        world.heartbeat.lane.stop()
+        world.heartbeat.lane.stop()
 
 
 @pytest.mark.slow("ten thousand messages")
@@ -357,7 +357,7 @@ def test_ten_thousand_messages_share_full_batches_and_none_expires():
 
 def beat_if_due(world):
     if (world.ledger.next_extension() or 0) <= world.clock.monotonic():
-        work_off(world.heartbeat.batch_threads)
+        work_off(world.heartbeat.lane)
 
 
 def test_what_is_due_but_in_no_request_yet_is_settled_at_once(world, queue):

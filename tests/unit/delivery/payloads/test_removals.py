@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.lanes import work_off
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery.payloads.removals import LINGER_SECONDS, TRY_SECONDS, Removals
@@ -25,7 +25,7 @@ class World:
 
     def later(self, seconds=LINGER_SECONDS):
         self.clock.advance(seconds)
-        return work_off(self.removals.batch_threads)
+        return work_off(self.removals.lane)
 
 
 @pytest.fixture
@@ -35,27 +35,27 @@ def world():
 
 def test_a_thousand_share_a_request(world):
     world.remove(1001)
-    assert work_off(world.removals.batch_threads) == 0
+    assert work_off(world.removals.lane) == 0
     assert world.later() == 2
     assert world.objects.objects == {}
 
 
 def test_a_flush_waits_for_nothing_else(world):
     world.remove(1)
-    world.removals.batch_threads.start()
+    world.removals.lane.start()
     assert world.removals.flush(5)
     assert world.objects.objects == {}
-    world.removals.batch_threads.stop()
+    world.removals.lane.stop()
 
 
 def test_a_flush_too_waits_before_it_tries_again_what_has_failed(world):
     world.remove(1)
     world.objects.fail_next(DELETES, *[UnavailableError("no answer")] * 5)
     world.removals._flushing = True
-    assert work_off(world.removals.batch_threads) == 1
+    assert work_off(world.removals.lane) == 1
     world.remove(2)
-    assert work_off(world.removals.batch_threads) == 1
-    assert work_off(world.removals.batch_threads) == 0
+    assert work_off(world.removals.lane) == 1
+    assert work_off(world.removals.lane) == 0
 
 
 def test_what_fails_is_tried_again(world, caplog):
@@ -77,7 +77,7 @@ def test_what_will_not_pass_or_lasts_too_long_is_left_to_the_lifecycle_rule(worl
     world.objects.fail_next(DELETES, *[error] * 1000)
     for _ in range(int(TRY_SECONDS) + 5):
         world.later()
-    assert work_off(world.removals.batch_threads) == 0
+    assert work_off(world.removals.lane) == 0
     assert calls is None or len(world.objects.calls) == calls
     assert "payloads of deleted messages stay in S3 (bucket=payloads objects=2 first=0)" in caplog.text
     assert world.removals.flush(0)

@@ -82,10 +82,9 @@ def test_a_thousand_messages_are_a_hundred_requests_and_closing_sends_what_is_le
     assert sender.close() == ([], count)
     assert sorted(batches(sqs)) == requests
     assert bodies(queue) == {f"body of {number}": 1 for number in range(count)}
-    for thread in threading.enumerate():
-        if thread.name.startswith("sqs-publish"):
-            thread.join(SOON)
-            assert not thread.is_alive()
+    for thread in list(sender.lane._pump._threads):
+        thread.join(SOON)
+        assert not thread.is_alive()
 
 
 def test_what_was_never_used_costs_nothing_and_nothing_goes_into_a_closed_sender(sqs, queue):

@@ -13,6 +13,7 @@ from support.factories import RECEIVE_OPTIONS, send, sqs_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive import receiver as receiver_module
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.receiver import (
@@ -24,7 +25,6 @@ from celery_sqs_visibility.delivery.receive.receiver import (
     REFUSED_WITHIN_SECONDS,
     Receiver,
 )
-from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.errors import AnswerLostError, UnavailableError
 from celery_sqs_visibility.policy.polling import PollSchedule
 

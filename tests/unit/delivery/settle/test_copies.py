@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from support import factories
-from support.batch_threads import work_off
 from support.factories import DELETES
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
@@ -110,7 +110,14 @@ def waits_for_its_copy(world, queue):
     """A delivery whose copy cannot be sent for now."""
     (one,) = world.deliveries(queue, "a")
     world.sqs.send = refuse(ThrottledError("slow down"))
+    lane = world.consumer._copies.lane
+
+    def pauses():
+        with lane.lock:
+            return lane.next_due > world.clock.monotonic() and not lane.in_progress()
+
     assert one.settle(Renew(OutgoingMessage("copy", delay=60), {}, None))
+    wait_until(pauses, SOON, "the first attempt to fail")
     return one
 
 
@@ -136,7 +143,7 @@ def test_a_copied_message_that_came_back_to_the_next_consumer_is_settled_there(w
     assert (newer.claimed, newer.holder.capacity.held) == (True, 0), "its copy's sender settles it"
     del world.sqs.send
     world.clock.advance(10)  # beyond the pause of its sender
-    work_off(world.consumers[0]._copies.batch_threads)
+    work_off(world.consumers[0]._copies.lane)
     assert events.wait(Deleted)[0].delivery.message_id == newer.facts.message_id
     assert [world.held(consumer) for consumer in world.consumers] == [0, 0]
     assert factories.requests(world.sqs, SENDS[0])[-1]["message"].body == "copy"
@@ -148,7 +155,7 @@ def test_one_whose_copy_is_refused_is_taken_back_by_the_consumer_that_has_it_now
     world.handed.clear()
     world.sqs.send = refuse(AccessDeniedError("no"))
     world.clock.advance(10)  # beyond the pause of its sender
-    work_off(world.consumers[0]._copies.batch_threads)
+    work_off(world.consumers[0]._copies.lane)
     wait_until(lambda: world.hand_over() or world.handed, SOON, "the message, which Celery holds now")
     assert not newer.claimed
     assert [world.held(consumer) for consumer in world.consumers] == [0, 1]

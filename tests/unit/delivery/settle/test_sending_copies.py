@@ -9,8 +9,8 @@ from support.factories import DELETES, TIMEOUT
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.batch_threads import InProgressBatch
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.pump import InProgressBatch
 from celery_sqs_visibility.delivery.settle.copies import (
     BATCHES_SIDE_BY_SIDE,
     RECORDS_A_TURN,
@@ -83,11 +83,11 @@ class World:
     def send(self, batch):
         """Make the request, and leave its errors to be concluded."""
         now = self.clock.monotonic()
-        return self.copies.batch_threads._send(InProgressBatch(batch, now, now))
+        return self.copies.lane._send(InProgressBatch(batch, now, now))
 
     def work_off(self, requests=10_000):
         for _ in range(requests):
-            if not self.copies.batch_threads.send_next():
+            if not self.copies.lane.send_next():
                 due = self.copies.due(self.clock.monotonic())
                 if due is None:
                     return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 
 import pytest
 from hypothesis import given, settings
@@ -80,7 +79,7 @@ class World:
     def send_next(self, after=0.0):
         """Send what a thread would send then; `False` if nothing is due."""
         self.clock.advance(after)
-        return self.settler.batch_threads.send_next()
+        return self.settler.lane.send_next()
 
     def work_off(self):
         """Turn the clock until nothing is left to do."""
@@ -132,21 +131,6 @@ def test_the_first_of_a_batch_sets_the_time(world, queue):
     world.submit([second], Hide(5))
     assert world.send_next(after=WINDOW * 0.2)
     assert world.batches(CHANGES) == [[(first.handle, 5), (second.handle, 5)]]
-
-
-def test_a_signal_handler_may_settle_while_something_is_settled(world, queue):
-    one, two = world.receive(queue, 2)
-
-    class Interrupted(deque):
-        def append(self, settlement):
-            super().append(settlement)
-            if settlement.delivery is one:
-                world.submit([two], Delete())
-
-    world.settler._new_batch(one.queue, Delete).settlements = Interrupted()
-    world.submit([one], Delete())
-    world.work_off()
-    assert factories.left(queue) == 0
 
 
 def test_visibility_changes_share_requests_and_deletes_have_their_own(world, queue):
@@ -418,12 +402,12 @@ def test_a_flush_sends_what_lingers():
     world = World(window=5)  # which never passes: nobody turns the clock
     queue = world.queue()
     assert world.settler.flush(0), "nothing is done at once"
-    world.settler.batch_threads.start()
+    world.settler.lane.start()
     try:
         world.submit(world.receive(queue, 3), Delete())
         assert world.settler.flush(SOON)
     finally:
-        world.settler.batch_threads.stop()
+        world.settler.lane.stop()
     assert factories.left(queue) == 0
 
 
@@ -432,7 +416,7 @@ def test_a_stopped_settler_finishes_what_it_was_given():
     queue = world.queue()
     world.submit(world.receive(queue, 25), Delete())
     for act in ("stop", "start", "start", "stop"):
-        getattr(world.settler.batch_threads, act)()
+        getattr(world.settler.lane, act)()
     assert world.settler.flush(SOON)
     assert factories.left(queue) == 0
 

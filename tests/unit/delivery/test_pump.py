@@ -6,15 +6,14 @@ import random
 import threading
 
 import pytest
-from support.batch_threads import work_off
 from support.clock import FakeClock
+from support.lanes import work_off
 from support.processes import SOON, wait_until
 from support.scheduler import Scheduler, scheduled
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery import batch_threads as batch_threads_module
-from celery_sqs_visibility.delivery.batch_threads import IDLE_SECONDS, BatchThreads
-from celery_sqs_visibility.delivery.supervisor import HUNG_AFTER_SECONDS
+from celery_sqs_visibility.delivery import pump as pump_module
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, IDLE_SECONDS, Pump
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
 
 MOST = 4
@@ -27,9 +26,10 @@ DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadException
 class Tasks:
     """Batches of one or more letters, due at an instant; each is sent when the test says so. An "x" fails."""
 
-    def __init__(self, clock):
+    def __init__(self, clock, pump=None):
         self.clock = clock
-        self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, clock)
+        self.pump = pump or Pump(clock)
+        self.lane = self.pump.lane("does its work", MOST, self)
         self.waiting = []  # (instant, batch)
         self.sent = []
         self.raises = None
@@ -39,10 +39,10 @@ class Tasks:
         self.over = threading.Semaphore(0)
 
     def add(self, *batches, at=0.0):
-        with self.batch_threads.lock:
+        with self.lane.lock:
             for batch in batches:
                 self.waiting.append((at, batch))
-                self.batch_threads.wake()
+                self.lane.wake()
 
     def due(self, _now):
         return min((at for at, _ in self.waiting), default=None)
@@ -80,11 +80,15 @@ class Tasks:
             assert self.over.acquire(timeout=SOON)
 
     def supervise(self):
-        self.batch_threads.replace_stuck(self.clock.monotonic())
+        self.pump.replace_stuck(self.clock.monotonic())
 
     @property
     def threads(self):
-        return set(self.batch_threads._threads)
+        return set(self.pump._threads)
+
+    def wake(self):
+        with self.lane.lock:
+            self.lane.wake()
 
 
 def join(*threads):
@@ -96,12 +100,12 @@ def join(*threads):
 @pytest.fixture
 def tasks():
     made = Tasks(FakeClock())
-    made.batch_threads.start()
+    made.lane.start()
     yield made
     made.let_go.release(100)
-    with made.batch_threads.lock:
+    with made.lane.lock:
         made.waiting.clear()
-    made.batch_threads.stop()
+    made.lane.stop()
     join(*made.threads)
 
 
@@ -112,9 +116,9 @@ def test_there_are_as_many_threads_as_there_is_work_for_up_to_a_limit(tasks, bat
     if wakes == "each":
         tasks.add(*batches)
     else:
-        with tasks.batch_threads.lock:
+        with tasks.lane.lock:
             tasks.waiting += [(0.0, batch) for batch in batches]
-            tasks.batch_threads.wake()
+            tasks.lane.wake()
     tasks.under_way(threads)
     assert len(tasks.threads) == threads
     assert sorted(tasks.sent) == list(batches[:threads])
@@ -134,24 +138,46 @@ def test_what_is_due_later_needs_one_thread_and_no_more(tasks):
     tasks.add("a", "b", at=tasks.clock.monotonic() + LATER)
     assert len(tasks.threads) == 1
     tasks.clock.advance(LATER)
-    tasks.batch_threads.wake()
+    tasks.wake()
     tasks.under_way(2)
     tasks.finish(2)
 
 
-def test_while_all_are_busy_what_falls_due_has_a_thread_from_the_supervisor(tasks):
+def test_while_all_are_busy_another_waits_for_what_falls_due(tasks):
     tasks.add("a")
     tasks.under_way(1)
-    soon = HUNG_AFTER_SECONDS / 2  # nobody hangs
-    tasks.add("b", at=tasks.clock.monotonic() + soon)
-    assert len(tasks.threads) == 1
-    tasks.clock.advance(soon / 10 * 9)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
-    assert len(tasks.threads) == 1
-    tasks.clock.advance(soon / 10)
-    tasks.batch_threads.replace_stuck(tasks.clock.monotonic())
+    tasks.add("b", at=tasks.clock.monotonic() + LATER)
+    assert len(tasks.threads) == 2
+    tasks.clock.advance(LATER)
+    tasks.wake()  # it sleeps, on a clock that stands still
     tasks.under_way(1)
     tasks.finish(2)
+
+
+def test_lanes_share_the_threads_and_none_waits_for_another(tasks):
+    other = Tasks(tasks.clock, tasks.pump)
+    other.lane.start()
+    tasks.add(*"abcdef")
+    tasks.under_way(MOST)
+    other.add("g")
+    other.under_way(1)
+    assert tasks.threads == other.threads
+    other.finish(1)
+    other.lane.stop()
+    tasks.finish(6)
+    assert sorted(batch for batch, _ in tasks.concluded) == list("abcdef")
+
+
+def test_a_lane_that_ends_is_forgotten_and_takes_part_again_with_new_work(tasks):
+    tasks.lane.stop()
+    other = Tasks(tasks.clock, tasks.pump)
+    other.lane.start()
+    other.add("a")
+    other.finish(1)
+    wait_until(lambda: list(tasks.pump._lanes) == [other.lane], SOON, "the first lane to end")
+    other.lane.stop()
+    tasks.add("b")
+    tasks.finish(1)
 
 
 def test_those_that_are_not_needed_any_more_end_but_one(tasks):
@@ -164,14 +190,14 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
         tasks.clock.advance(IDLE_SECONDS)
-        tasks.batch_threads.wake()
+        tasks.lane.wake()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
     join(*(threads - tasks.threads))
     tasks.add("e")
     tasks.under_way(1)
-    assert len(tasks.threads) == 1
+    assert len(tasks.threads) == 2, "one sends, and one waits for what is due later"
     tasks.finish(1)
 
 
@@ -194,7 +220,7 @@ def test_errors_are_told_by_position_and_what_is_raised_failed_for_all(tasks, ca
 
 @pytest.mark.parametrize("method", ["take", "conclude"])
 def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
-    monkeypatch.setattr(batch_threads_module, "PAUSE_AFTER_BUG_SECONDS", 0.01)
+    monkeypatch.setattr(pump_module, "PAUSE_AFTER_BUG_SECONDS", 0.0)  # the clock stands still
     right = getattr(tasks, method)
     bugs = iter([ZeroDivisionError()])  # whichever thread comes first
 
@@ -215,26 +241,26 @@ def test_a_bug_ends_no_thread(tasks, method, monkeypatch, caplog):
 
 def test_where_no_thread_can_be_started_the_supervisor_tries_again(tasks, monkeypatch, caplog):
     with monkeypatch.context() as without:
-        without.setattr(batch_threads_module, "start_thread", lambda *_: None)
+        without.setattr(pump_module, "start_thread", lambda *_: None)
         tasks.add("a")
     assert tasks.threads == set()
-    assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
     tasks.supervise()
+    assert caplog.messages == ["cannot start a thread that does its work; it is tried again in a moment"]
     tasks.finish(1)
 
 
 def test_before_the_start_nothing_is_done_and_a_stop_is_legal():
     tasks = Tasks(FakeClock())
-    tasks.batch_threads.stop()
+    tasks.lane.stop()
     tasks.add("a")
     assert tasks.threads == set()
     tasks.let_go.release()
-    assert work_off(tasks.batch_threads) == 1  # but on the caller's own thread
+    assert work_off(tasks.lane) == 1  # but on the caller's own thread
 
 
 def test_after_a_stop_threads_finish_and_end_and_new_work_starts_them_again(tasks):
     tasks.add(*"abcdef")
-    tasks.batch_threads.stop()
+    tasks.lane.stop()
     threads = tasks.threads
     tasks.under_way(MOST)
     tasks.finish(6)
@@ -278,7 +304,7 @@ def test_one_that_hangs_or_died_is_replaced_and_its_batch_failed(tasks, how, cap
 
 
 def test_one_whose_request_goes_on_is_left_alone_however_long_it_takes(tasks):
-    goes_on = tasks.batch_threads.progress
+    goes_on = tasks.lane.progress
     tasks.send = lambda _batch, _since: [slow() for _ in range(3)] and BatchResult({})
 
     def slow():
@@ -293,7 +319,7 @@ def test_one_whose_request_goes_on_is_left_alone_however_long_it_takes(tasks):
 
 
 def test_work_is_late_while_no_thread_gets_on_with_it(tasks):
-    late = tasks.batch_threads.late
+    late = tasks.lane.late
     assert late(LATER) == 0  # nothing is due
     tasks.add("a", "b")
     tasks.under_way(2)
@@ -308,7 +334,7 @@ def test_work_is_late_while_no_thread_gets_on_with_it(tasks):
 
 def test_a_look_at_the_work_keeps_no_thread_from_it(tasks):
     tasks.waiting.append((0.0, "a"))  # and nobody has said so
-    tasks.batch_threads.late(0.0)
+    tasks.lane.late(0.0)
     tasks.under_way(1)
     tasks.finish(1)
 
@@ -318,14 +344,15 @@ class Timed:
 
     def __init__(self, scheduler):
         self.scheduler, self.clock = scheduler, scheduler.clock
-        self.batch_threads = BatchThreads("test-threads", "does its work", MOST, self, self.clock)
-        self.batch_threads._woken.woken_for_nothing = False  # a spare thread would wait less long
+        self.pump = Pump(self.clock)
+        self.lane = self.pump.lane("does its work", MOST, self)
+        self.pump._woken.woken_for_nothing = False  # a spare thread would wait less long
         self.waiting, self.sent_at = [], []
 
     def add(self, *batches):
-        with self.batch_threads.lock:
+        with self.lane.lock:
             self.waiting += batches
-            self.batch_threads.wake()
+            self.lane.wake()
 
     def due(self, _now):
         return min((at for at, _ in self.waiting), default=None)
@@ -351,11 +378,11 @@ def test_a_spare_thread_that_ends_passes_a_wake_up_on():
     scheduler = Scheduler(FakeClock(), random.Random(0))
     with scheduled(scheduler, "celery_sqs_visibility.delivery"):
         tasks = Timed(scheduler)
-        scheduler.start(tasks.batch_threads.start, "test")
+        scheduler.start(tasks.lane.start, "test")
         now = scheduler.clock.monotonic()
         scheduler.start(tasks.add, "test", (now, 0.1 * IDLE_SECONDS), (now, 0.9 * IDLE_SECONDS))
         scheduler.advance(1.2 * IDLE_SECONDS)
-        assert len(tasks.batch_threads._threads) == 2
+        assert len(tasks.pump._threads) == 2
         due = scheduler.clock.monotonic() + 0.01
         scheduler.start(tasks.add, "test", (due, 0))
         scheduler.advance(IDLE_SECONDS)

@@ -1,0 +1,395 @@
+"""The pump: one lock, and threads that make all requests of a process that no caller waits for.
+
+Each kind of request has a lane, which says when its next batch is due and how many may be in flight. Any free
+thread takes the batch that is due first. One always waits for the next, so nothing that is due waits for an
+answer to something else.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.threads import start_thread
+from celery_sqs_visibility.errors import AnswerLostError, SQSError
+from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+
+logger = logging.getLogger(__name__)
+
+#: A request that takes longer hangs. Its client gives up on SQS well before, so the thread waits for
+#: something that has no timeout: a host name to be resolved, credentials, a lock.
+HUNG_AFTER_SECONDS: Final = 20.0
+
+#: An idle thread ends after this time, if another is idle too.
+IDLE_SECONDS: Final = 1.0
+
+#: A lane pauses after a bug, so that one which repeats does not take a processor.
+PAUSE_AFTER_BUG_SECONDS: Final = 1.0
+
+UNEXPECTED: Final = "unexpected error in a thread that %s; continuing"
+
+Batch = TypeVar("Batch", bound=Sized)
+
+
+class Work(Protocol[Batch]):
+    """The work of a lane. The pump's lock is held around `due`, `ready` and `take`, not around the rest."""
+
+    def due(self, now: float) -> float | None:
+        """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
+
+    def ready(self) -> int:
+        """About how many batches `take` would return now. Called when at least one is due."""
+
+    def take(self, now: float) -> Batch | None:
+        """The content of one request; `None` if nothing is due at that monotonic instant."""
+
+    def send(self, batch: Batch, since: float) -> BatchResult:
+        """Make the request; `since` is when the batch was taken. An exception fails the whole batch."""
+
+    def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
+        """The request has returned or was abandoned; `failed` has the errors by position in the batch."""
+
+
+@dataclass(slots=True, eq=False)
+class InProgressBatch(Generic[Batch]):
+    """A batch that a thread took at the monotonic instant `since`, and sends: at `seen` it did not hang."""
+
+    batch: Batch
+    since: float
+    seen: float
+
+
+class Lane(Generic[Batch]):
+    """One kind of request. Safe to use from any thread.
+
+    Each batch is concluded once: by the thread that sent it, or by the one that finds it hanging. The log
+    says what the lane does: "settles messages", for example.
+    """
+
+    def __init__(self, pump: Pump, does: str, most: int, work: Work[Batch], hangs_after: float) -> None:
+        self.does = does
+        self.lock: Final = pump.lock
+        self._pump = pump
+        self._most = most
+        self._work = work
+        self._hangs_after = hangs_after
+        # Guarded by the lock:
+        self.started = False
+        self.stopping = False
+        self.next_due = math.inf  # the instant for which a thread waits
+        self._in_progress: dict[threading.Thread, InProgressBatch[Batch]] = {}
+
+    def start(self) -> None:
+        """Have threads do the work from now on; if that was done, as `wake`."""
+        with self.lock:
+            self.started, self.stopping = True, False
+            self._pump.add(self)
+            self.wake()
+
+    def stop(self) -> None:
+        """End the threads once they have nothing to do; later work starts them again. Does not wait."""
+        with self.lock:
+            self.stopping = True
+            self.refresh(self._pump.now())
+            self._pump.notify_all()
+
+    def wake(self) -> None:
+        """Make a thread look at the work again: something may be due, now or later. Under the lock."""
+        now = self._pump.now()
+        self.wake_for(self._work.due(now), now)
+
+    def wake_for(self, due: float | None, now: float) -> None:
+        """As `wake`, where the caller knows what the work says: its next is due at that monotonic instant."""
+        self.next_due = math.inf if due is None else due
+        if due is not None and self.started:
+            self._pump.wake(self, now)
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a batch's end has made it true, for `timeout` seconds; whether it is. Under the lock."""
+        return self._pump.wait_until(condition, timeout)
+
+    def has_thread(self) -> bool:
+        """Start a thread if there is none; `False` where the system refuses it. Under the lock."""
+        self.started = True
+        self._pump.add(self)
+        return self._pump.has_thread()
+
+    def send_next(self) -> bool:
+        """Send one batch on this thread; `False` if none is due."""
+        with self.lock:
+            job = self.take(self._pump.now())
+        if job is not None:
+            self.carry_out(job)
+        return job is not None
+
+    def take(self, now: float) -> InProgressBatch[Batch] | None:
+        """The next batch, for the calling thread to carry out. Under the lock."""
+        batch = self._work.take(now)
+        if batch is None:
+            return None
+        job = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
+        return job
+
+    def carry_out(self, job: InProgressBatch[Batch]) -> None:
+        """Send the batch and conclude it, unless it takes too long and is abandoned."""
+        failed = self._send(job)
+        with self.lock:
+            if self._in_progress.pop(threading.current_thread(), None) is not job:
+                return
+        self.conclude(job, failed)
+
+    def conclude(self, job: InProgressBatch[Batch], failed: Mapping[int, SQSError]) -> None:
+        """Tell the work how its request ended, then those that wait for it."""
+        try:
+            self._work.conclude(job.batch, job.since, failed)
+        except (Exception, SystemExit):  # noqa: BLE001 - it is logged
+            log_safely(logger.exception, UNEXPECTED, self.does)
+        if self._pump.waiting:
+            with self.lock:
+                self._pump.notify_waiting()
+
+    def in_progress(self) -> list[InProgressBatch[Batch]]:
+        """The batches that are sent now. Under the lock, none of them is concluded before it is free."""
+        return list(self._in_progress.values())
+
+    def progress(self) -> None:
+        """The request that the calling thread makes goes on, though it may take long."""
+        with self.lock:
+            if (mine := self._in_progress.get(threading.current_thread())) is not None:
+                mine.seen = self._pump.now()
+
+    def late(self, now: float) -> float:
+        """For how many seconds work has been due while no thread gets on; 0 while one does. Any thread."""
+        with self.lock:
+            self.wake()  # where no thread could be started, one may be now
+            moving = any(now - job.seen < self._hangs_after for job in self._in_progress.values())
+            return 0.0 if moving or not self.started else max(0.0, now - self.next_due)
+
+    @property
+    def room(self) -> int:
+        """How many more batches may be sent."""
+        return self._most - len(self._in_progress)
+
+    @property
+    def wanted(self) -> int:
+        """How many threads could send a batch now, where one is due."""
+        return min(self._work.ready(), self.room)
+
+    @property
+    def over(self) -> bool:
+        """Whether no thread needs to look at it until it is woken again."""
+        return self.stopping and self.next_due == math.inf and not self._in_progress
+
+    def refresh(self, now: float) -> None:
+        """Ask the work when its next is due. Under the lock."""
+        self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # unless it says so
+        due = self._work.due(now)
+        self.next_due = math.inf if due is None else due
+
+    def abandon(self, threads: set[threading.Thread], now: float) -> list[Abandoned]:
+        """Take batches from those of the threads that died or hang at that instant. Under the lock."""
+        stuck = [
+            (thread, job)
+            for thread, job in self._in_progress.items()
+            if thread in threads and (now - job.seen >= self._hangs_after or not thread.is_alive())
+        ]
+        return [Abandoned(self, thread, self._in_progress.pop(thread)) for thread, _ in stuck]
+
+    def _send(self, job: InProgressBatch[Batch]) -> Mapping[int, SQSError]:
+        """Make the request: the errors by position."""
+        try:
+            return self._work.send(job.batch, job.since).failed
+        except SQSError as error:
+            return _all_of(job.batch, error)
+        except Exception as bug:  # noqa: BLE001 - it is logged
+            log_safely(logger.exception, UNEXPECTED, self.does)
+            return _all_of(job.batch, AnswerLostError(repr(bug)))
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """A batch whose thread died or hangs."""
+
+    lane: Lane[Any]
+    thread: threading.Thread
+    job: InProgressBatch[Any]
+
+    def conclude(self) -> None:
+        """It fails, and is tried again."""
+        state = "hangs" if self.thread.is_alive() else "died"
+        log_safely(logger.error, "a thread that %s %s; another takes its place", self.lane.does, state)
+        self.lane.conclude(self.job, _all_of(self.job.batch, AnswerLostError("no answer")))
+        with self.lane.lock:
+            self.lane.wake()
+
+
+class Pump:
+    """The threads of all lanes. Safe to use from any thread of the process that made it."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.now = clock.monotonic
+        #: Guards the lanes, their work, and everything below.
+        self.lock = threading.Lock()
+        self._woken = threading.Condition(self.lock)  # threads that wait for what is due
+        self._concluded = threading.Condition(self.lock)  # others that wait for the end of something
+        self.waiting = 0  # those others
+        self._lanes: dict[Lane[Any], None] = {}  # that the threads look at
+        self._threads: set[threading.Thread] = set()
+        self._busy: set[threading.Thread] = set()  # those of them that have a batch
+        self._looks_at = math.inf  # no later than that a free thread looks at the lanes
+        self._refused: Lane[Any] | None = None  # for which no thread could be started, which is to be logged
+
+    def lane(
+        self, does: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
+    ) -> Lane[Batch]:
+        """A lane for that work, of which at most so many batches are in flight; to be started."""
+        return Lane(self, does, most, work, hangs_after)
+
+    def replace_stuck(self, now: float) -> None:
+        """Fail the batches of threads that died or hang at that instant. Others take their place."""
+        with self.lock:
+            abandoned = [each for lane in self._lanes for each in lane.abandon(self._threads, now)]
+            gone = {each.thread for each in abandoned}
+            gone.update(thread for thread in self._threads if not thread.is_alive())
+            self._threads -= gone
+            self._busy -= gone
+            self._provide()
+        for each in abandoned:
+            each.conclude()
+        self._log_refused()
+
+    # For lanes, under the lock.
+
+    def wake(self, lane: Lane[Any], now: float) -> None:
+        """The lane has work, now or later."""
+        if lane.stopping:
+            self._lanes[lane] = None  # it may be forgotten
+        free = len(self._threads) - len(self._busy)
+        if free and lane.next_due > now:
+            if lane.next_due < self._looks_at:
+                self._woken.notify()
+        elif free and free >= lane.wanted:
+            self._woken.notify()
+        elif not self._add_thread():  # which takes a batch, and sees whether there are more
+            self._woken.notify()
+            self._refused = lane
+
+    def add(self, lane: Lane[Any]) -> None:
+        """Have the threads look at the lane from now on."""
+        self._lanes[lane] = None
+
+    def has_thread(self) -> bool:
+        """Whether there is a thread, or one could be started."""
+        return bool(self._threads) or self._add_thread()
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a batch's end has made it true; whether it is."""
+        self.waiting += 1
+        try:
+            return self._concluded.wait_for(condition, timeout)
+        finally:
+            self.waiting -= 1
+
+    def notify_waiting(self) -> None:
+        """Something has ended."""
+        self._concluded.notify_all()
+
+    def notify_all(self) -> None:
+        """A lane ends, once nothing of it is due."""
+        self._woken.notify_all()
+        self.notify_waiting()
+
+    # The threads.
+
+    def _provide(self) -> None:
+        """See that a free thread takes what is due now, and that one waits for what is due later."""
+        if (lane := self._first()) is not None:
+            self.wake(lane, self.now())
+
+    def _add_thread(self) -> bool:
+        """Under the lock, which the new thread takes first."""
+        thread = start_thread(self._run, "sqs-pump")
+        if thread is not None:
+            self._threads.add(thread)
+        return thread is not None
+
+    def _run(self) -> None:
+        thread = threading.current_thread()
+        lane: Lane[Any] | None = None  # whose batch it has had last
+        while True:
+            try:
+                with self.lock:
+                    self._busy.discard(thread)
+                    if lane is not None:
+                        lane.refresh(self.now())
+                    if (lane := self._wait(thread)) is None:
+                        return
+                    job = self._take(lane, thread)
+                if job is not None:
+                    lane.carry_out(job)
+            except Exception:  # noqa: BLE001 - it is logged
+                log_safely(logger.exception, UNEXPECTED, "works" if lane is None else lane.does)
+                lane = None
+            self._log_refused()
+
+    def _take(self, lane: Lane[Any], thread: threading.Thread) -> InProgressBatch[Any] | None:
+        """The next batch of the lane; another thread takes what is left, or waits for it."""
+        now = self.now()
+        lane.next_due = now + PAUSE_AFTER_BUG_SECONDS  # until the work has said when its next is due
+        job = lane.take(now)
+        lane.refresh(now)
+        if job is not None:
+            self._busy.add(thread)
+            self._provide()
+        return job
+
+    def _wait(self, thread: threading.Thread) -> Lane[Any] | None:
+        """Wait until something is due: its lane; `None` if this thread is to end."""
+        idle_until = self.now() + IDLE_SECONDS
+        while thread in self._threads:  # else it was replaced
+            now, lane = self.now(), self._first()
+            if lane is not None and lane.next_due <= now:
+                return lane
+            spare = len(self._threads) - len(self._busy) > 1
+            if not self._lanes or (spare and now >= idle_until):
+                self._threads.discard(thread)
+                self._woken.notify()  # it may have been woken for work that is left to another
+                return None
+            until = min(math.inf if lane is None else lane.next_due, idle_until if spare else math.inf)
+            self._looks_at = until
+            self._woken.wait(None if until == math.inf else until - now)
+            self._looks_at = math.inf  # unless another has begun to wait, which only costs a wake-up
+        return None
+
+    def _first(self) -> Lane[Any] | None:
+        """The lane whose next batch is due first, of those that have room; forgets lanes that are over."""
+        first, due, over = None, math.inf, []
+        for lane in self._lanes:
+            if lane.next_due < due:
+                if lane.room > 0:
+                    first, due = lane, lane.next_due
+            elif lane.stopping and lane.over:
+                over.append(lane)
+        for lane in over:
+            del self._lanes[lane]
+        return first
+
+    def _log_refused(self) -> None:
+        if self._refused is None:
+            return
+        with self.lock:
+            lane, self._refused = self._refused, None
+        if lane is not None:
+            log_safely(
+                logger.error, "cannot start a thread that %s; it is tried again in a moment", lane.does
+            )
+
+
+def _all_of(batch: Sized, error: SQSError) -> dict[int, SQSError]:
+    return dict.fromkeys(range(len(batch)), error)
