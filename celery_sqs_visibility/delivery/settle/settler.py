@@ -162,8 +162,8 @@ class PendingBatch:
 #: A settlement that is over, with its error if it failed.
 Ended = tuple[PendingSettlement, SQSError | None]
 
-#: Called from a thread of the pump when the settlements of a request are over, with the monotonic instant from
-#: which the delay of a visibility change counts.
+#: Called from a thread of the pump when the settlements of a request are over, with the monotonic instant
+#: from which the delay of a visibility change counts.
 Settled = Callable[[Iterable[Ended], float], None]
 
 #: Sends a dead letter, from a thread of the pump, and submits the settlement that follows.
