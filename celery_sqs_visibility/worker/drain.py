@@ -27,6 +27,7 @@ from celery.platforms import EX_FAILURE, EX_OK
 from celery.utils.log import get_logger
 from celery.worker import state
 
+from celery_sqs_visibility.contacts.pool import processes_of
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.model import Delivery
@@ -101,6 +102,7 @@ class Drain:
         self._cold = False
         self._polls_shortened = False
         self._drained = threading.Event()
+        self._handed_back = False  # whether messages of runs were, whose processes may not have read them
         self._runs = LastRuns()
         self._owns_process = True  # and may end it
         self._cancelled = False
@@ -210,6 +212,7 @@ class Drain:
         if (release_keys := self._context.release_keys) is not None:
             release_keys()  # before another worker can have the messages
         orphans = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.hand_back()]
+        self._handed_back = bool(orphans)
         _log_outcome(given_back, orphans, released)
 
     def _end_runs(self) -> None:
@@ -230,6 +233,21 @@ class Drain:
             self._end_consumers_of_tasks()
             if self._owns_process:
                 self._bound_the_end()
+        else:
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        """Kill the pool's processes that do not end, for which Celery would wait: nothing is left for them.
+
+        Those that may still read a run that was handed back are killed at once.
+        """
+        until = SYSTEM_CLOCK.monotonic() + self._left() + END_SECONDS
+        while not (self._cancelled or self._handed_back) and (left := until - SYSTEM_CLOCK.monotonic()) > 0:
+            _sleep(min(left, RECHECK_SECONDS))
+        processes = [] if self._cancelled else processes_of(self._controller.pool) or []
+        if alive := [each.pid for each in processes if each.is_alive()]:
+            log_safely(logger.warning, "shutdown: killing the pool's processes that do not end: %s", alive)
+            _kill(alive)
 
     def _bound_the_end(self) -> None:
         """Give Celery's main thread and the interpreter their time to end; then end the process."""
@@ -294,9 +312,7 @@ class Drain:
         """Celery's main thread hangs in something, or the interpreter: end this process, and its children."""
         logger.error("shutdown: the worker does not end in time: what it still does is cut off")
         # The pool's, and an embedded beat's.
-        for pid in [child.pid for child in active_children() if child.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _kill([child.pid for child in active_children() if child.pid])
         if self._controller.pidlock:
             self._controller.pidlock.release()
         deleting = start_thread(self._delete_queues, "sqs-end-queues")
@@ -336,6 +352,12 @@ def _give_back_unstarted(queue_consumers: list[QueueConsumer]) -> list[Delivery]
 
 def _sleep(seconds: float) -> None:
     threading.Event().wait(seconds)
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _messages(count: int) -> str:

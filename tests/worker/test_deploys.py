@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
+import psutil
 import pytest
 from support.faults import Disconnected, black_hole, error
 
@@ -364,3 +366,35 @@ def test_a_cold_shutdown_of_green_pools_loses_nothing(make_site, pool, reliabili
     assert site.diary.count("done") == 0
     site.proxy.wait_for(lambda _: site.counts() == (3, 0), timeout=5)
     reliability("cold shutdown of green pools", "SIGQUIT; 1 task runs, 2 wait", range(3), kept=site.kept)
+
+
+@pytest.mark.prefork_only("other pools have no processes")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGQUIT, 1)])
+@pytest.mark.parametrize("runs", [1, 0], ids=["while it runs a task", "while it is idle"])
+def test_a_frozen_process_of_the_pool_does_not_keep_a_worker_from_its_end(make_site, number, code, runs):
+    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    worker = at_work(site, *[60] * runs, concurrency=1) if runs else site.start(concurrency=1)
+    (child,) = worker.children()
+    os.kill(child, signal.SIGSTOP)
+    asked = time.monotonic()
+    worker.signal_main(number)
+    assert worker.wait_exit(30) == code
+    assert time.monotonic() - asked < 4 + 5 + 6, "five for Celery's own end, six for a machine that stalls"
+    assert psutil.pid_exists(child) is False
+    site.proxy.wait_for(lambda _: site.counts() == (runs, 0), timeout=5)
+
+
+@pytest.mark.prefork_only("other pools have no processes")
+def test_a_frozen_process_that_was_given_a_run_does_not_keep_a_worker_from_its_end(make_site):
+    site = make_site(visibility_timeout=60, shutdown_timeout=4, wait_time_seconds=1)
+    worker = site.start(concurrency=1)
+    (child,) = worker.children()
+    os.kill(child, signal.SIGSTOP)
+    site.send("quick", "a")
+    worker.wait_for_log("] received")
+    asked = time.monotonic()
+    worker.terminate()
+    assert worker.wait_exit(30) == 0
+    assert time.monotonic() - asked < 4 + 5 + 6, "five for Celery's own end, six for a machine that stalls"
+    assert psutil.pid_exists(child) is False
+    site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=5)
