@@ -64,7 +64,9 @@ def run(monkeypatch):
             queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
         )
         connection = SimpleNamespace(transport=SimpleNamespace(context=broker))
-        drain = Drain(SimpleNamespace(connection=connection, controller=SimpleNamespace(pidlock=None)))
+        drain = Drain(
+            SimpleNamespace(connection=connection, controller=SimpleNamespace(pidlock=None, pool=None))
+        )
         drain.begin(*args, **kwargs)
         drain.start()
         if at_once is not None:

@@ -114,7 +114,9 @@ class World:
         self.pidlock = SimpleNamespace(release=lambda: self.note("pid file goes"))
         connection = SimpleNamespace(transport=SimpleNamespace(context=self.context))
         self.drain = Drain(
-            SimpleNamespace(connection=connection, controller=SimpleNamespace(pidlock=self.pidlock))
+            SimpleNamespace(
+                connection=connection, controller=SimpleNamespace(pidlock=self.pidlock, pool=None)
+            )
         )
         self.active = []
         self.drain._runs = module.LastRuns(lambda: list(self.active), lambda end: end())
