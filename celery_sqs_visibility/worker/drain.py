@@ -242,12 +242,17 @@ class Drain:
         Those that may still read a run that was handed back are killed at once.
         """
         until = SYSTEM_CLOCK.monotonic() + self._left() + END_SECONDS
-        while not (self._cancelled or self._handed_back) and (left := until - SYSTEM_CLOCK.monotonic()) > 0:
+        while (alive := self._processes()) and not (self._cancelled or self._handed_back):
+            if (left := until - SYSTEM_CLOCK.monotonic()) <= 0:
+                break
             _sleep(min(left, RECHECK_SECONDS))
-        processes = [] if self._cancelled else processes_of(self._controller.pool) or []
-        if alive := [each.pid for each in processes if each.is_alive()]:
+        if alive and not self._cancelled:
             log_safely(logger.warning, "shutdown: killing the pool's processes that do not end: %s", alive)
             _kill(alive)
+
+    def _processes(self) -> list[int]:
+        """The pids of the pool's processes that live; none in a pool without."""
+        return [each.pid for each in processes_of(self._controller.pool) or [] if each.is_alive()]
 
     def _bound_the_end(self) -> None:
         """Give Celery's main thread and the interpreter their time to end; then end the process."""
