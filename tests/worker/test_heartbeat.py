@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from support.faults import hold_request
+from support.faults import hold_request, latency
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo", "gevent", "eventlet"])
@@ -32,6 +32,17 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
     site.diary.wait_for("done", 8, timeout=60)
     assert site.diary.count("started") == 8
     assert "message lost" not in first.log
+
+
+@pytest.mark.parametrize(("timeout", "interval"), [(8, 5), (20, None)])
+def test_an_sqs_that_answers_slowly_extends_in_time(make_site, timeout, interval):
+    options = {} if interval is None else {"heartbeat_interval": interval}
+    site = make_site(visibility_timeout=timeout, **options)
+    worker = site.start(concurrency=1)
+    site.proxy.inject(latency(1.7))
+    site.send("slow", "a", timeout * 1.5)
+    site.diary.wait_for("done", key="a", timeout=90)
+    assert (site.diary.count("started"), worker.log.count("message lost")) == (1, 0), worker.log
 
 
 def test_a_late_extension_cannot_overwrite_a_retry_delay(make_site):

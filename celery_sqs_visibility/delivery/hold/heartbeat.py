@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settlements import Settlement
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
+from celery_sqs_visibility.errors import AnswerLostError, ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import Event, Extended, Lost, emit, log_safely
 from celery_sqs_visibility.measurements import ExtensionEnded
 from celery_sqs_visibility.policy.clock import Clock
@@ -24,9 +24,12 @@ logger = logging.getLogger(__name__)
 #: At 50 ms a request, four at a time extend 800 messages a second.
 MOST_IN_FLIGHT: Final = 4
 
-#: An extension is urgent if its message would come back within this time, which is twice as long as the
-#: client waits for the answer to another: of two requests, one may hang.
-URGENT_SECONDS: Final = 8.0
+#: An extension is urgent if its message would come back within this time, in which the client could not wait
+#: for the answer to a request that hangs, pause, and make another.
+URGENT_SECONDS: Final = 6.25
+
+#: SQS that answers within this time answers to urgent requests, too.
+PROMPT_SECONDS: Final = 1.0
 
 DEADLINE_PASSED: Final = "its visibility timeout ran out before it could be extended"
 ANSWERED_LATE: Final = "its extension was answered after its visibility timeout, and may be worth nothing"
@@ -79,6 +82,7 @@ class Heartbeat:
         pump = pump or Pump(clock)
         self.lane: Lane[ExtensionBatch] = pump.lane("extends messages", MOST_IN_FLIGHT, self)
         self._outages: dict[str, Outage] = {}  # by queue; guarded by the lane's lock
+        self._slow: set[str] = set()  # queues whose latest extension was cut off; each step is atomic
 
     def notice(self) -> None:
         """Deliveries were added: the next extension may be earlier. Any thread."""
@@ -110,7 +114,8 @@ class Heartbeat:
         if not batch.extensions:
             return BatchResult({})
         changes = [(delivery.handle, seconds) for delivery, seconds in batch.extensions]
-        urgent = min(delivery.deadline for delivery, _ in batch.extensions) - since < URGENT_SECONDS
+        left = min(delivery.deadline for delivery, _ in batch.extensions) - since
+        urgent = left < URGENT_SECONDS and batch.queue.name not in self._slow
         return batch.queue.sqs.change_visibility(batch.queue.url, changes, urgent=urgent)
 
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
@@ -119,6 +124,7 @@ class Heartbeat:
         for position, (delivery, seconds) in enumerate(batch.extensions):
             concluded.append(self._note(delivery, seconds, since, failed.get(position)))
         if batch.extensions:
+            self._note_pace(batch.queue.name, self._clock.monotonic() - since, failed.values())
             self._log_outage(batch.queue, since, failed.values())
         for each in concluded:
             self._tell(*each)
@@ -153,6 +159,13 @@ class Heartbeat:
             return HORIZON_REACHED
         outage = self._outages.get(delivery.queue.name)
         return f"{DEADLINE_PASSED}: {outage.error}" if outage and outage.error else DEADLINE_PASSED
+
+    def _note_pace(self, queue: str, seconds: float, errors: Collection[SQSError]) -> None:
+        """Where one was cut off, the next waits for the answer for longer, until SQS is prompt again."""
+        if any(isinstance(error, AnswerLostError) for error in errors):
+            self._slow.add(queue)
+        elif seconds < PROMPT_SECONDS:
+            self._slow.discard(queue)
 
     def _log_outage(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
         """One line when extending begins to fail, and one when it works again."""

@@ -25,6 +25,7 @@ from celery_sqs_visibility.delivery.hold.heartbeat import (
 from celery_sqs_visibility.delivery.hold.ledger import Ledger
 from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
 from celery_sqs_visibility.errors import (
+    AnswerLostError,
     ReceiptHandleInvalidError,
     RequestRefusedError,
     ThrottledError,
@@ -118,12 +119,25 @@ def test_what_failed_of_a_batch_is_tried_again(world, queue, events, error, posi
     assert not first.lost
 
 
-@pytest.mark.parametrize(("left", "urgent"), [(7.9, True), (8.0, False), (20, False)])
+@pytest.mark.parametrize(("left", "urgent"), [(6.2, True), (6.25, False), (20, False)])
 def test_an_extension_of_what_comes_back_soon_gives_up_a_silent_request_early(left, urgent):
     world = World(visibility_timeout=30, interval=20)
     world.hold(world.queue())
     world.beat_after(30 - left)
     assert world.sqs.urgent == [urgent]
+
+
+def test_after_one_that_was_cut_off_the_next_waits_for_longer_until_sqs_is_prompt():
+    world = World(visibility_timeout=30, interval=25)
+    world.hold(world.queue())
+    world.fail(AnswerLostError("no answer"))
+    world.beat_after(30 - 6)
+    world.calls_take(1.7)
+    world.beat_when_due()
+    world.calls_take(0.1)
+    world.beat_after(30 - 6)
+    world.beat_after(30 - 6)
+    assert world.sqs.urgent == [True, False, False, True]
 
 
 def test_what_could_never_be_extended_is_lost_at_its_deadline_and_told_once(world, queue, events):
