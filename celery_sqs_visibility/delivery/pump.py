@@ -83,7 +83,7 @@ class Lane(Generic[Batch]):
         self.started = False
         self.stopping = False
         self.next_due = math.inf  # the instant for which a thread waits
-        self._in_progress: dict[threading.Thread, InProgressBatch[Batch]] = {}
+        self.jobs: dict[threading.Thread, InProgressBatch[Batch]] = {}  # in flight
 
     def start(self) -> None:
         """Have threads do the work from now on; if that was done, as `wake`."""
@@ -133,14 +133,14 @@ class Lane(Generic[Batch]):
         batch = self._work.take(now)
         if batch is None:
             return None
-        job = self._in_progress[threading.current_thread()] = InProgressBatch(batch, now, now)
+        job = self.jobs[threading.current_thread()] = InProgressBatch(batch, now, now)
         return job
 
     def carry_out(self, job: InProgressBatch[Batch]) -> None:
         """Send the batch and conclude it, unless it takes too long and is abandoned."""
         failed = self._send(job)
         with self.lock:
-            if self._in_progress.pop(threading.current_thread(), None) is not job:
+            if self.jobs.pop(threading.current_thread(), None) is not job:
                 return
         self.conclude(job, failed)
 
@@ -156,25 +156,25 @@ class Lane(Generic[Batch]):
 
     def in_progress(self) -> list[InProgressBatch[Batch]]:
         """The batches that are sent now. Under the lock, none of them is concluded before it is free."""
-        return list(self._in_progress.values())
+        return list(self.jobs.values())
 
     def progress(self) -> None:
         """The request that the calling thread makes goes on, though it may take long."""
         with self.lock:
-            if (mine := self._in_progress.get(threading.current_thread())) is not None:
+            if (mine := self.jobs.get(threading.current_thread())) is not None:
                 mine.seen = self._pump.now()
 
     def late(self, now: float) -> float:
         """For how many seconds work has been due while no thread gets on; 0 while one does. Any thread."""
         with self.lock:
             self.wake()  # where no thread could be started, one may be now
-            moving = any(now - job.seen < self._hangs_after for job in self._in_progress.values())
+            moving = any(now - job.seen < self._hangs_after for job in self.jobs.values())
             return 0.0 if moving or not self.started else max(0.0, now - self.next_due)
 
     @property
     def room(self) -> int:
         """How many more batches may be sent."""
-        return self._most - len(self._in_progress)
+        return self._most - len(self.jobs)
 
     @property
     def wanted(self) -> int:
@@ -184,7 +184,7 @@ class Lane(Generic[Batch]):
     @property
     def over(self) -> bool:
         """Whether no thread needs to look at it until it is woken again."""
-        return self.stopping and self.next_due == math.inf and not self._in_progress
+        return self.stopping and self.next_due == math.inf and not self.jobs
 
     def refresh(self, now: float) -> None:
         """Ask the work when its next is due. Under the lock."""
@@ -196,10 +196,10 @@ class Lane(Generic[Batch]):
         """Take batches from those of the threads that died or hang at that instant. Under the lock."""
         stuck = [
             (thread, job)
-            for thread, job in self._in_progress.items()
+            for thread, job in self.jobs.items()
             if thread in threads and (now - job.seen >= self._hangs_after or not thread.is_alive())
         ]
-        return [Abandoned(self, thread, self._in_progress.pop(thread)) for thread, _ in stuck]
+        return [Abandoned(self, thread, self.jobs.pop(thread)) for thread, _ in stuck]
 
     def _send(self, job: InProgressBatch[Batch]) -> Mapping[int, SQSError]:
         """Make the request: the errors by position."""
@@ -254,12 +254,14 @@ class Pump:
     def replace_stuck(self, now: float) -> None:
         """Fail the batches of threads that died or hang at that instant. Others take their place."""
         with self.lock:
-            abandoned = [each for lane in self._lanes for each in lane.abandon(self._threads, now)]
+            busy = [lane for lane in self._lanes if lane.jobs]
+            abandoned = [each for lane in busy for each in lane.abandon(self._threads, now)]
             gone = {each.thread for each in abandoned}
             gone.update(thread for thread in self._threads if not thread.is_alive())
             self._threads -= gone
             self._busy -= gone
-            self._provide()
+            if gone or not self._threads:
+                self._provide()
         for each in abandoned:
             each.conclude()
         self._log_refused()
