@@ -167,6 +167,7 @@ def test_a_run_after_a_crash_is_told_as_such_and_a_planned_retry_is_not(make_sit
     doomed.kill()
     assert AGAIN not in doomed.log
     worker = site.start(pool="prefork")
+    site.diary.wait_for("started", 2, key="a")  # by then the killed worker's poll takes no message more
     retried = site.send("number", "b")
     for key in "ab":
         site.diary.wait_for("done", key=key, timeout=40)
