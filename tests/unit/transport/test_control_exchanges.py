@@ -313,7 +313,7 @@ def test_a_task_that_asks_workers_without_a_permission_gets_no_replies(site, cap
     for _ in range(2):
         site.sqs.fail_next(action, AccessDeniedError(f"allow sqs:{action}"))
 
-    @app.task
+    @app.task(shared=False)
     def ask():
         return app.control.inspect(timeout=0.01).ping()
 
@@ -327,7 +327,7 @@ def test_off_a_task_that_asks_workers_gets_no_replies_and_one_warning(site, capl
     app = Celery("asking", set_as_current=False)
     app.connection_for_write = site.connect
 
-    @app.task
+    @app.task(shared=False)
     def ask():
         inspect = app.control.inspect(timeout=0.01)
         return inspect.ping(), inspect.active(), app.control.ping(timeout=0.01)
