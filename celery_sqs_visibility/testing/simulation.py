@@ -399,7 +399,7 @@ class Simulation(World):
 
     def _die_waiting(self) -> None:
         """The innermost run waits for what an interrupted one has. In a signal handler."""
-        self._die(self._runs[-1].worker, "while it waits for what another run has")
+        self._die(self._runs[-1].worker, "after it has waited for 0.2 s, as for a lock of another run")
 
     def _hand_back(self, run: Run, where: str) -> None:
         worker, delivery = run.worker, run.worker.running

@@ -12,7 +12,7 @@ from celery_sqs_visibility.testing.blocking import ended_if_it_waits
 from celery_sqs_visibility.testing.schedule import Fault
 
 OVERLAPPING = [Fault.SECOND_DELIVERY, Fault.LAPSE]
-DIES = "dies, while it waits for what another run has"
+DIES = "dies, after it has waited for 0.2 s, as for a lock of another run"
 
 
 def simulated(task, seeds, make):
