@@ -63,7 +63,6 @@ class Supervisor:
         """Check no more. Does not wait for a check."""
         with self.lane.lock:
             self._running = False
-            self.lane.wake()
         self.lane.stop()
 
     def late(self, now: float) -> float:

@@ -20,8 +20,8 @@ LOOK_SECONDS: Final = 0.05
 #: A thread waits that has taken no time of its processor from one look to the next, so many times in a row.
 LOOKS: Final = 4
 
-#: Its handler by default does nothing.
-SIGNAL: Final = getattr(signal, "SIGURG", None)
+#: Does nothing without a handler. macOS does not tell the time that a thread of the caller's has taken.
+SIGNAL: Final = getattr(signal, "SIGURG", None) if hasattr(time, "pthread_getcpuclockid") else None
 
 
 @contextmanager
