@@ -6,7 +6,7 @@ import cost_worlds as worlds
 from growth_consumer import Consumer
 from support.lanes import work_off
 
-from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.policy.exclusive import owner_of
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.task.exclusive import ExclusiveRun

@@ -39,7 +39,7 @@ IN_FLIGHT = 120_000
 #: Calls a second that a FIFO queue allows for each API action, batches included, without high throughput.
 FIFO_CALLS = 300
 
-#: What the package does: see delivery/receive/decoder.py and delivery/hold/ledger.py.
+#: What the package does: see delivery/receive/decoder.py and core/extensions.py.
 LONGEST_TRANSIT_SECONDS = 1.0
 BUCKETS_OF_THE_SCHEDULE = 4
 

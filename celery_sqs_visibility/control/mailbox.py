@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
+from celery_sqs_visibility.core.recent import RecentKeys
 
 #: Ids of messages that a mailbox remembers. A message in a control queue is gone after a minute.
 REMEMBERED: Final = 10_000
@@ -36,7 +36,7 @@ class Mailbox:
         self._put = put
         self._is_full = is_full
         self._waiting: list[tuple[dict[str, Any], IsInTime]] = []
-        self._seen: RecentKeys[str] = RecentKeys(REMEMBERED)  # has a lock of its own
+        self._seen: RecentKeys[str] = RecentKeys(REMEMBERED)
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +62,9 @@ class Mailbox:
 
     def deliver(self, message_id: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
         """Put the message, unless a copy of it came before: SQS may deliver twice, and senders repeat."""
-        if self._seen.add(message_id):
+        with self._lock:
+            is_new = self._seen.add(message_id, 0.0)
+        if is_new:
             self.put(payload, is_in_time)
 
     def put(self, payload: dict[str, Any], is_in_time: IsInTime) -> None:

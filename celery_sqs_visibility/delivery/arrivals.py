@@ -9,11 +9,13 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.held import ADDED, Arrival
+from celery_sqs_visibility.core.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.hold.redelivery import Arrival
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import (
     Content,
     DecodedMessage,
@@ -23,7 +25,6 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     legible,
 )
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
-from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -36,6 +37,9 @@ NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 #: Gives a buffered message to Celery: the field of `BufferedMessage`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
+#: A received message, with its content.
+Taken = tuple[Delivery, Content, ReceivedMessage]
+
 #: Begins to fetch the payload of a message, which `Arrivals.fetched` then gets.
 Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 
@@ -43,8 +47,8 @@ Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
-    `receivers` has the callbacks of the queues; where one has none, `give_back` settles its messages. Without
-    `fetch` there are no payloads in S3.
+    `capacity` counts the messages. `receivers` has the callbacks of the queues; where one has none,
+    `give_back` settles its messages. Without `fetch` there are no payloads in S3.
 
     Attributes:
         dispatching: whether Celery gets any messages.
@@ -55,12 +59,14 @@ class Arrivals:
         self,
         decoder: Decoder,
         holder: DeliveryHolder,
+        capacity: ReceiveCapacity,
         receivers: Receivers,
         give_back: Callable[[Delivery], None],
         fetch: Fetch | None = None,
     ) -> None:
         self._decoder = decoder
         self._holder = holder
+        self._capacity = capacity
         self._receivers = receivers
         self._give_back = give_back
         self._fetch = fetch
@@ -74,34 +80,45 @@ class Arrivals:
 
         A receiver's thread.
         """
-        arrived: list[tuple[Delivery, Content, ReceivedMessage]] = []
+        decoded: list[Taken] = []
+        received: list[tuple[Arrival, Delivery]] = []
         try:
             decoded = self._decoder.decode(queue, messages, called, returned)
-            added = self._holder.ledger.add([delivery for delivery, _, _ in decoded])
-            arrived = decoded if len(added) == len(decoded) else [d for d in decoded if d[0] in added]
+            received = self._holder.receive([delivery for delivery, _, _ in decoded])
         finally:
-            for _ in range(len(messages) - len(arrived)):
-                self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)
+            placed = sum(arrival in ADDED for arrival, _ in received)
+            for _ in range(len(messages) - placed):
+                self._capacity.release(queue=queue.name, fifo=queue.fifo)
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
-        for delivery, content, message in arrived:
+        for (arrival, delivery), (_, content, message) in zip(received, decoded, strict=True):
             try:
-                if (one := self._sort(delivery, content, message, dispatch)) is not None:
+                if isinstance(content, DecodedMessage):
+                    self._count_parks(delivery, content)
+                if arrival is not Arrival.NEW:
+                    self._holder.notice_return(delivery, arrival)
+                elif (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
             except Exception:  # noqa: BLE001 - it is logged
-                delivery.settle(Lapse())
+                if arrival in ADDED:
+                    delivery.settle(Lapse())
                 log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
+
+    def _count_parks(self, delivery: Delivery, content: DecodedMessage) -> None:
+        """Count how many of its receives so far were no attempts."""
+        if content.eta is not None or delivery.moved_from:
+            parks = self._holder.parking.parks_so_far(delivery, content)
+            delivery.parks = max(delivery.parks, parks)
 
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread that fetches."""
-        delivery.current.in_hand = False
+        delivery.in_hand = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
-            for each in delivery.generations():
-                each.parks = self._holder.parking.parks_so_far(each, content)
+            self._count_parks(delivery, content)
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
@@ -111,9 +128,9 @@ class Arrivals:
         Returns:
             The message for Celery, or none if that gets none; `None` if the delivery is not held any more.
         """
-        queue, capacity = delivery.queue, self._holder.capacity
+        queue, capacity = delivery.queue, self._capacity
         capacity.hold(1, queue=queue.name, fifo=queue.fifo)
-        if not self._holder.ledger.disclaim(delivery):
+        if not self._holder.disclaim(delivery):
             capacity.release(queue=queue.name, fifo=queue.fifo)
             return None
         dispatch = self._dispatch(queue)
@@ -130,15 +147,8 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        holder, task = self._holder, content if isinstance(content, DecodedMessage) else None
-        if task is not None and (task.eta is not None or delivery.moved_from):
-            delivery.parks = holder.parking.parks_so_far(delivery, task)
-        arrival = holder.redeliveries.check(delivery)
-        if arrival is not Arrival.NEW:
-            holder.notice_return(delivery, arrival)
-            return None
-        if task is not None and task.eta is None and dispatch is not None:  # as most
-            return BufferedMessage(delivery, task.payload, dispatch)
+        if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
+            return BufferedMessage(delivery, content.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:
@@ -187,13 +197,13 @@ class Arrivals:
         on_message = self._receivers.on_message(queue.name)
         if on_message is None:
             return None
-        lapsed, capacity = self._holder.lapsed, self._holder.capacity
+        lapsed, capacity = self._holder.lapsed, self._capacity
         turn_given = capacity.turn_given if capacity.gives_turns else None
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery
             try:
-                if not self.dispatching or lapsed(delivery.current):
+                if not self.dispatching or lapsed(delivery):
                     return  # a held delivery that does not run is given back
                 if turn_given is not None:
                     turn_given(queue.name)
@@ -202,7 +212,7 @@ class Arrivals:
             except Exception:
                 if raising:
                     raise
-                delivery.current.in_hand = False
+                delivery.in_hand = False
                 delivery.settle(delivery.after_an_error())
                 fields = Fields(message_id=delivery.facts.message_id)
                 log_safely(logger.exception, NOT_HANDED, fields, extra={"sqs": fields})
@@ -214,8 +224,7 @@ def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMess
     """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
         task, task_id = legible(content.task), legible(content.task_id)
-        for each in delivery.generations():
-            each.facts = replace(each.facts, task=task, task_id=task_id)
+        delivery.facts = replace(delivery.facts, task=task, task_id=task_id)
     elif isinstance(content, Split):
         return replace(content, body=message["Body"])
     return content

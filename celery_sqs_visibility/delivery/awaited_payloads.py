@@ -12,14 +12,14 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import ReadContent
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
-from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
@@ -83,17 +83,17 @@ class Fetch:
 
     @property
     def wanted(self) -> bool:
-        """Whether its message is still held, under its newest handle and by any consumer."""
-        return self.delivery.current.held
+        """Whether its message is still held."""
+        return self.delivery.held
 
 
 class AwaitedPayloads:
-    """Fetches payloads of a holder's messages, which take no capacity while S3 keeps them waiting.
+    """Fetches payloads of a consumer's messages, which take no capacity while S3 keeps them waiting.
 
     Args:
         objects: the bucket.
         decode: makes the content of a message with its payload in its body.
-        holder: of the messages.
+        capacity: of the messages' consumer.
         fetched: takes the content of a message that is held, in a thread that fetches.
         clock: the monotonic clock.
 
@@ -105,14 +105,14 @@ class AwaitedPayloads:
         self,
         objects: ObjectStore,
         decode: Callable[[Queue, ReceivedMessage], ReadContent],
-        holder: DeliveryHolder,
+        capacity: ReceiveCapacity,
         fetched: Callable[[Delivery, ReadContent, ReceivedMessage], None],
         clock: Clock,
         pump: Pump | None = None,
     ) -> None:
         self._objects = objects
         self._decode = decode
-        self._holder = holder
+        self._capacity = capacity
         self._fetched = fetched
         self._clock = clock
         self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
@@ -146,7 +146,7 @@ class AwaitedPayloads:
 
     def send(self, batch: Fetch, _since: float) -> BatchResult:
         """See `pump.Work`."""
-        if batch.wanted and self._holder.capacity.has_place(batch.delivery.current):
+        if batch.wanted and self._capacity.has_place(batch.delivery):
             try:
                 body = fetch(self._objects, batch.pointer, self.lane.progress)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
@@ -163,7 +163,7 @@ class AwaitedPayloads:
         if failed:
             self._try_again(batch, failed[0])
         elif batch.content is not None:
-            self._holder.capacity.take_again(batch.delivery.current)
+            self._capacity.take_again(batch.delivery)
             self._fetched(batch.delivery, batch.content, batch.message)
         else:  # S3 was not asked, since there is no place: that counts as no failure
             now = self._clock.monotonic()
@@ -185,8 +185,7 @@ class AwaitedPayloads:
 
     def _leave_place(self, one: Fetch) -> None:
         """S3 does not give a payload for now: other messages are received in its message's place."""
-        if (delivery := one.delivery.current).holder is self._holder:
-            self._holder.capacity.set_aside(delivery)
+        self._capacity.set_aside(one.delivery)
 
     def _try_again(self, one: Fetch, error: SQSError) -> None:
         """Later, or never."""

@@ -6,94 +6,106 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
+from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.event_log import listen
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
-from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver, Receivers
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settlements import Lapse, Release, Renew
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
-from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.polling import PollSchedule
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
 
 logger = logging.getLogger(__name__)
 
-#: How long the end of a consumer waits for payloads that are being removed.
-REMOVAL_SECONDS: Final = 1.0
 
-
-class QueueConsumer(DeliveryHolder):
+class QueueConsumer:
     """Consumes all queues of a channel; outlives the channel as long as a message that it received runs.
 
     `consume`, `cancel` and `close` belong to the main thread, the rest to any.
-    The consumers of a process share `redeliveries`, and may share `buffer`, from which Celery gets messages.
-    Outside a worker `slots`, which returns those of its pool, is `None`, and `worker_name` is empty.
-    `outgoing` sends copies, and has the bucket of the option `payload_store`. `consumers` returns the
-    consumers of this process, with the same options, to which this one's last polls may give their messages.
+    The consumers of a process share `holder`, and may share `buffer`, from which Celery gets messages.
+    Outside a worker `slots`, which returns those of its pool, is `None`. `payloads` is the bucket of the
+    option `payload_store`. `consumers` returns the consumers of this process, with the same options, to which
+    this one's last polls may give their messages. `loop_late` tells for how long the reader of the buffer has
+    not come round, by when it last did and the present instant.
+
+    Attributes:
+        capacity: how many messages it may hold.
+        leases: see `core.delivery.Consumer`.
     """
 
     def __init__(
         self,
-        options: Options,
+        holder: DeliveryHolder,
         receive: ReceiveOptions,
         open_message: DecodeMessage,
-        redrive: RedriveBook,
-        redeliveries: RedeliveryIndex,
         buffer: Buffer,
+        pump: Pump,
         clock: Clock = SYSTEM_CLOCK,
         slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
-        worker_name: str = "",
-        outgoing: OutgoingMessages | None = None,
+        payloads: ObjectStore | None = None,
         turns: Turns | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
-        pump: Pump | None = None,
+        loop_late: Callable[[float, float], float] | None = None,
     ) -> None:
-        super().__init__(
-            options, redrive, redeliveries, clock, slots, leases, worker_name, outgoing, turns, pump
-        )
+        self.holder = holder
+        self.options = holder.options
+        self.redrive = holder.redrive
+        self.capacity = ReceiveCapacity(self.options.prefetch_seconds, clock, slots, turns)
+        self.leases = leases
+        self._clock = clock
+        self._turns = turns
         if turns is not None:
             turns.attach(buffer, slots)
         self._receive = receive
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
+        self._loop_late = loop_late
+        self.capacity.loop_late = self.loop_late
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
-        self._supervisor = Supervisor(self._supervised, clock, self._pump)
-        self._arrivals, self._awaited = self._new_arrivals(open_message)
-        self._shutdown = self._new_shutdown()
-        parts = (self._heartbeat, self._settler, self._copies, self._awaited, self._removals)
-        self._lanes: list[Lane[Any]] = [part.lane for part in parts if part]
+        self._receivers = Receivers()
+        self._supervisor = Supervisor(self._supervised, clock, pump)
+        self._arrivals, self._awaited = self._new_arrivals(open_message, payloads, pump)
+        self._shutdown = Shutdown(holder, self, self._receivers, self._take_buffered, self._pauses, clock)
+        self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
         self._forgotten = ForgottenMessages(
-            self.ledger, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
+            self.held, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
-        self._parts = (self.capacity, self._pump, *some, RunWatch(self.ledger), self._forgotten)
-        # Guards _running and _closed. Reentrant: Celery's cold shutdown settles in a signal handler.
-        self._lock = threading.RLock()
+        self._parts = (self.capacity, pump, *some, RunWatch(self.held, holder), self._forgotten)
+        self._lock = threading.Lock()  # guards _running and _closed
         self._running = False  # whether there are threads
+        self._closed = False  # whether they end once nothing is held any more
         self._abandoned: set[str] = set()  # queues that are being deleted
+
+    def held(self) -> list[Delivery]:
+        """What it brought and holds, in the order of arrival. Any thread."""
+        return self.holder.of(self)
+
+    def wait_until_empty(self, timeout: float) -> bool:
+        """Wait until it holds nothing, for `timeout` seconds; whether it holds nothing. Any thread."""
+        return self.holder.wait_until_empty(self, timeout)
 
     def consume(self, queue: Queue, on_message: OnMessage, open_message: DecodeMessage | None = None) -> None:
         """Poll the queue from now on; its payloads go to `on_message`, on the buffer's thread.
@@ -129,10 +141,7 @@ class QueueConsumer(DeliveryHolder):
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more; its buffered messages are given back when its last poll is over.
-
-        Celery's cold shutdown calls it in a signal handler: it takes no lock that the main thread may hold.
-        """
+        """Poll the queue no more; its buffered messages are given back when its last poll is over."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
             self.capacity.forget_polls(queue_name)
@@ -152,13 +161,13 @@ class QueueConsumer(DeliveryHolder):
         """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
         self._abandoned.add(queue_name)
         self._take_buffered(queue_name)
-        for delivery in self.ledger.all():
+        for delivery in self.held():
             if delivery.queue.name == queue_name:
                 delivery.settle(Lapse())
         self._shutdown.flush()
 
     def stop_polling(self) -> None:
-        """Poll none of the queues, and dispatch nothing to Celery. In a signal handler too, as `cancel`."""
+        """Poll none of the queues, and dispatch nothing to Celery."""
         self._arrivals.dispatching = False
         for receiver in self._receivers.all():
             receiver.stop()
@@ -196,7 +205,7 @@ class QueueConsumer(DeliveryHolder):
     def hand_back(self) -> list[Delivery]:
         """After `give_back_unstarted`: release runs, finish settlements, and return the orphans."""
         orphans = self._shutdown.hand_back()
-        self._remove_payloads()
+        self.holder.flush_removals()
         return orphans
 
     def close(self) -> None:
@@ -208,14 +217,25 @@ class QueueConsumer(DeliveryHolder):
         self._shutdown.wait_for_polls()
         self.give_back_unstarted()
         self._shutdown.flush()
-        self._remove_payloads()
+        self.holder.flush_removals()
         self._closed = True
-        self._released()
+        self.let_go()
 
-    def _remove_payloads(self) -> None:
-        """Remove payloads of deleted messages, within a bound; the lifecycle rule removes the others."""
-        if self._removals is not None:
-            self._removals.flush(REMOVAL_SECONDS)
+    def loop_late(self, now: float) -> float:
+        """See `core.delivery.Consumer`."""
+        return 0.0 if self._loop_late is None else self._loop_late(self._buffer.turned_at, now)
+
+    def free(self, delivery: Delivery) -> None:
+        """See `core.delivery.Consumer`."""
+        self.capacity.free(delivery)
+        if self._closed:
+            self.let_go()
+
+    def end_run(self, delivery: Delivery, began: float) -> None:
+        """See `core.delivery.Consumer`."""
+        self.capacity.end_run(delivery, began, queue=delivery.queue.name)
+        if self._turns is not None:
+            self._turns.end(delivery)
 
     def _give_back_late(self, delivery: Delivery) -> None:
         """Give back a delivery that a poll brought after the stop, or a pause. A receiver's thread."""
@@ -236,44 +256,31 @@ class QueueConsumer(DeliveryHolder):
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
         """Take one queue's deliveries out of the buffer, or all; others' stay, which may share it."""
         taken = self._buffer.take(
-            lambda one: (
-                one.delivery.holder is self and (queue_name is None or one.delivery.queue.name == queue_name)
-            )
+            lambda one: one.delivery.consumer is self and queue_name in {None, one.delivery.queue.name}
         )
         return [one.delivery for one in taken]
 
-    def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
+    def _new_arrivals(
+        self, open_message: DecodeMessage, payloads: ObjectStore | None, pump: Pump
+    ) -> tuple[Arrivals, AwaitedPayloads | None]:
         """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
-        options = self.options
-        payloads, stopped_at = options.readable_payloads, self._supervisor.stopped_at
+        options, clock = self.options, self._clock
+        readable, stopped_at = options.readable_payloads, self._supervisor.stopped_at
         decoder = Decoder(
-            open_message, options.for_queue, self._clock, self, payloads, stopped_at, self._others
+            open_message, options.for_queue, clock, self.holder, self, readable, stopped_at, self._others
         )
         awaited = None
-        if (store := self._outgoing.store) is not None:
-            awaited = AwaitedPayloads(
-                store.objects, decoder.content, self, self._fetched, self._clock, self._pump
-            )
+        if payloads is not None:
+            awaited = AwaitedPayloads(payloads, decoder.content, self.capacity, self._fetched, clock, pump)
         arrivals = Arrivals(
             decoder,
-            self,
+            self.holder,
+            self.capacity,
             self._receivers,
             self._give_back_late,
             awaited.submit if awaited else None,
         )
         return arrivals, awaited
-
-    def _new_shutdown(self) -> Shutdown:
-        return Shutdown(
-            self.ledger,
-            self._settler,
-            self._copies,
-            self._receivers,
-            self._take_buffered,
-            self.options.for_queue,
-            self._pauses,
-            self._clock,
-        )
 
     def _start(self) -> None:
         with self._lock:
@@ -286,8 +293,9 @@ class QueueConsumer(DeliveryHolder):
                 self._supervisor.start()
                 self._running = True
 
-    def _released(self) -> None:
-        if not self._closed or len(self.ledger):
+    def let_go(self) -> None:
+        """See `core.delivery.Consumer`: the threads end once it is closed and nothing is held."""
+        if not self._closed or self.holder.holds_of(self):
             return
         with self._lock:
             if not self._running or not self._closed:
@@ -332,7 +340,7 @@ class QueueConsumer(DeliveryHolder):
             queue.name,
             in_flight,
             IN_FLIGHT_MESSAGES,
-            sum(delivery.queue is queue for delivery in self.ledger.all()),
+            sum(delivery.queue is queue for delivery in self.held()),
             receiver.hidden(self._clock.monotonic()),
         )
 
@@ -349,31 +357,36 @@ class QueueConsumer(DeliveryHolder):
         """The payload of a message has come. A thread that fetches."""
         self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
-    def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
+    def take_back(self, delivery: Delivery, renew: Renew) -> bool:
+        """See `core.delivery.Consumer`. Where this one gives nothing to Celery any more, another one may."""
+        if (other := self._consumer_instead(delivery.queue)) is not None:
+            delivery.consumer = other
+            self.let_go()
+            return other.take_back(delivery, renew)
         messages = self._arrivals.take_back(delivery, renew)
         if messages is not None:
             self._put(delivery.queue, messages)
         return messages is not None
 
-    def _expect(self, queue: Queue, message_id: str, at: float) -> None:
-        """See `DeliveryHolder`. Where this consumer polls the queue no more, another one may."""
+    def expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """See `core.delivery.Consumer`. Where this one polls the queue no more, another one may."""
         if (other := self._consumer_instead(queue)) is not None:
-            other._expect(queue, message_id, at)  # noqa: SLF001 - of this class
+            other.expect(queue, message_id, at)
         else:
-            super()._expect(queue, message_id, at)
+            self._receivers.expect(queue.name, message_id, at)
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
         """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""
         try:
             for one in arrived:
-                one.delivery.current.in_hand = True
+                one.delivery.in_hand = True
             self._buffer.put(arrived)
         except Exception:
             for one in arrived:
-                one.delivery.current.in_hand = False  # those that cannot be settled now are given back later
+                one.delivery.in_hand = False  # those that cannot be settled now are given back later
             for one in self._buffer.take(lambda each: each in arrived):
                 one.delivery.settle(Lapse())
             raise
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
-        self._heartbeat.notice()  # not before: a delivery that has lapsed may have been superseded just now
+        self.holder.extend_in_time()  # not before: one that has lapsed may have been received anew just now

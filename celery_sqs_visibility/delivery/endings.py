@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import (
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import (
     DeadLetter,
     Delete,
     Hide,

@@ -25,6 +25,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from celery_sqs_visibility.core.delivery import LeaseKey
+
 # The numbers of a row, all floats, so that each is read and written whole. The generation is written last:
 # until it stands there the row is nobody's.
 DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES, GENERATION = range(8)
@@ -34,9 +36,6 @@ ROW: Final = Struct(f"{CELLS}d")
 #: Last signs of life that are no instants: the run need not show life; it was silent for too long.
 UNWATCHED: Final = 0.0
 INACTIVE: Final = -1.0
-
-#: A row, which of its leases (its generation, since rows are used again), and the name of the table.
-LeaseKey = tuple[int, float, str]
 
 #: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
@@ -106,6 +105,10 @@ class Lease:
     def last_sign(self, instant: float) -> None:
         if not self.over:  # or the row may be another lease's
             self._cells[self._first + LAST_SIGN] = instant
+
+    def tell_inactive(self) -> None:
+        """The run was silent for too long. The main process."""
+        self.last_sign = INACTIVE
 
     @property
     def requested_deadline(self) -> float:
@@ -193,8 +196,7 @@ class LeaseTable(LeaseTableView):
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
-        # The main process's alone. No lock guards them: Celery's cold shutdown settles, and so ends leases,
-        # in a signal handler, on a thread that may be here just now. Each change of them is atomic.
+        # The main process's alone. No lock guards them: each change of them is atomic.
         self._taken: dict[LeaseKey, tuple[Lease, Callable[[float], None]]] = {}
         self._free: list[int] = []
         self._unused = iter(range(ROWS))

@@ -7,14 +7,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Consumer, Delivery, State
+from celery_sqs_visibility.core.settlements import Hide, Release, Renew, Split
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.receiver import Pauses, Receivers
-from celery_sqs_visibility.delivery.settle.copies import Copies
-from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.settlements import Hide, Release, Renew, Split
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.options import OptionsOfQueue
 
 logger = logging.getLogger(__name__)
 
@@ -35,33 +32,27 @@ class Shutdown:
     """Gives back one consumer's deliveries. Any thread, but for `end_by`: the thread that drains.
 
     Args:
-        ledger: the consumer's.
-        settler: sends the settlements.
-        copies: sends copies; the records that are left of each event go on as one message.
+        holder: of the deliveries.
+        consumer: that brought them.
         receivers: the consumer's, which are stopped before anything is given back.
         take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
-        options_of: of a queue, whose long polls last `wait_time_seconds`.
         pauses: a paused queue's messages are given back until its pause ends.
         clock: the monotonic clock.
     """
 
     def __init__(
         self,
-        ledger: Ledger,
-        settler: Settler,
-        copies: Copies,
+        holder: DeliveryHolder,
+        consumer: Consumer,
         receivers: Receivers,
         take_buffered: Callable[[str | None], Iterable[Delivery]],
-        options_of: OptionsOfQueue,
         pauses: Pauses,
         clock: Clock,
     ) -> None:
-        self._ledger = ledger
-        self._settler = settler
-        self._copies = copies
+        self._holder = holder
+        self._consumer = consumer
         self._receivers = receivers
         self._take_buffered = take_buffered
-        self._options_of = options_of
         self._pauses = pauses
         self._clock = clock
         # Monotonic instants:
@@ -95,10 +86,10 @@ class Shutdown:
         """
         if queue_name is not None:
             self._given_back.pop(queue_name, None)  # in an earlier pause
-        # The ledger lacks buffered deliveries that another consumer has superseded.
+        # These go back in any case, though the pause may be over any moment.
         buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
         if queue_name is None:
-            self._copies.interrupt(Split)
+            self._holder.copies.interrupt(self._consumer, Split)
         unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
@@ -111,7 +102,8 @@ class Shutdown:
         return released
 
     def _unstarted(self, queue_name: str | None) -> list[Delivery]:
-        unstarted = [d for d in self._ledger.unstarted() if queue_name in {None, d.queue.name}]
+        held = self._holder.of(self._consumer)
+        unstarted = [d for d in held if d.state is State.HELD and queue_name in {None, d.queue.name}]
         # Asked last: a message that comes after the pause's end is to run.
         return unstarted if self._gives_back(queue_name) else []
 
@@ -124,8 +116,8 @@ class Shutdown:
 
         Copies that could not be sent so far are not awaited any longer: their originals are released, too.
         """
-        self._copies.interrupt(Renew, Split)
-        orphans = self._give_back(self._ledger.all())
+        self._holder.copies.interrupt(self._consumer, Renew, Split)
+        orphans = self._give_back(self._holder.of(self._consumer))
         self.flush()
         return orphans
 
@@ -140,7 +132,7 @@ class Shutdown:
         pause = self._pauses.get(queue)
         began = pause.began if self._began is None and pause is not None else self._began
         if began is not None and delivery.facts.receive_count > 1:
-            polls_over = began + self._options_of(queue).wait_time_seconds
+            polls_over = began + self._holder.options.for_queue(queue).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
         delivery.outcome = "released"
         own = delivery.facts.message_id in self._given_back.get(queue, ())
@@ -159,9 +151,9 @@ class Shutdown:
             logger.warning("not everything could be settled in time; those messages come back by themselves")
 
     def _finish_settling(self, until: float) -> bool:
-        self._copies.flush(max(0.0, until - self._clock.monotonic()))
-        resumed = self._ledger.wait_for_extensions(max(0.0, until - self._clock.monotonic()))
-        return self._settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
+        self._holder.copies.flush(max(0.0, until - self._clock.monotonic()))
+        resumed = self._holder.wait_for_extensions(max(0.0, until - self._clock.monotonic()))
+        return self._holder.settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
 
     def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Release those that are still held, and return these."""

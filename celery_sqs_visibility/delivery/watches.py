@@ -15,11 +15,11 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Final
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.core.delivery import Delivery, State
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.events import HorizonNear, emit, log_safely
@@ -39,20 +39,22 @@ GARBAGE_LOOKS: Final = 40
 class RunWatch:
     """Looks at running deliveries whenever the supervisor checks: see `supervisor.Supervised`. Its thread.
 
-    Where an inactive run is ended just as it ends by itself, the ledger lets one of both settle its delivery.
+    Where an inactive run is ended just as it ends by itself, the holder lets one of both settle its delivery.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def __init__(self, held: Callable[[], Sequence[Delivery]], holder: DeliveryHolder) -> None:
+        self._held = held
+        self._holder = holder
         self._checked = math.inf
         self._awake_since = 0.0
-        self._warned: WeakSet[Delivery] = WeakSet()  # those that are near their horizon
+        # The horizon of which there was a warning, by delivery.
+        self._warned: WeakKeyDictionary[Delivery, float] = WeakKeyDictionary()
 
     def replace_stuck(self, now: float) -> None:
         """Check everything that runs at that monotonic instant."""
         self._awake_since = latest_wake(self._awake_since, self._checked, now)
         self._checked = now
-        for delivery in self._ledger.all():
+        for delivery in self._held():
             if delivery.began is None:
                 continue
             if is_near_horizon(delivery.horizon, now):
@@ -61,8 +63,8 @@ class RunWatch:
                 self._end_if_inactive(delivery, now)
 
     def _warn(self, delivery: Delivery, now: float) -> None:
-        if delivery not in self._warned:
-            self._warned.add(delivery)
+        if self._warned.get(delivery) != delivery.horizon:
+            self._warned[delivery] = delivery.horizon
             emit(HorizonNear(delivery.facts, until_horizon(delivery.horizon, now)))
 
     def _end_if_inactive(self, delivery: Delivery, now: float) -> None:
@@ -70,7 +72,7 @@ class RunWatch:
         if lease is None or inactivity is None or (last_sign := lease.last_sign) in {UNWATCHED, INACTIVE}:
             return
         silent = is_inactive(last_sign, inactivity.timeout, self._awake_since, now)
-        if silent and self._ledger.tell_inactive(delivery):
+        if silent and self._holder.tell_inactive(delivery):
             try:
                 inactivity.end_run()
             except Exception:  # noqa: BLE001 - it is logged; the others are to be checked, too
@@ -85,7 +87,7 @@ class ForgottenMessages:
     one.
 
     Args:
-        ledger: the deliveries that are held.
+        held: returns the deliveries that are held.
         capacity: how many messages take places, and runs whose messages were settled when they began.
         polling: whether a poll is in flight.
         handed: how many messages Celery was given so far.
@@ -93,12 +95,12 @@ class ForgottenMessages:
 
     def __init__(
         self,
-        ledger: Ledger,
+        held: Callable[[], Sequence[Delivery]],
         capacity: ReceiveCapacity,
         polling: Callable[[], bool],
         handed: Callable[[], int],
     ) -> None:
-        self._ledger = ledger
+        self._held = held
         self._capacity = capacity
         self._polling = polling
         self._handed = handed
@@ -115,7 +117,7 @@ class ForgottenMessages:
 
     def replace_stuck(self, _now: float) -> None:
         """See `supervisor.Supervised`: gives back messages that enough looks found with nobody."""
-        held = self._ledger.all()
+        held = self._held()
         if held or self._dropped:
             self._give_back_dropped(held)
         before, self._handed_before = self._handed_before, self._handed()
@@ -143,6 +145,6 @@ class ForgottenMessages:
         places = self._capacity.held
         if not places and not held:
             return False
-        if self._capacity.runs or any(delivery.started or delivery.dispatched for delivery in held):
+        if self._capacity.runs or any(each.state in {State.DISPATCHED, State.RUNNING} for each in held):
             return False
-        return places > len(held) or any(not (each.in_hand or each.claimed) for each in held)
+        return places > len(held) or any(each.state is State.HELD and not each.in_hand for each in held)

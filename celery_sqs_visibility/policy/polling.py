@@ -90,10 +90,9 @@ class PollSchedule:
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
     def hidden(self, now: float) -> int:
-        """How many messages that this process hid come back later, `MAX_EXPECTED` at the most."""
-        return len(self._in_order) - bisect.bisect_right(
-            self._in_order, now, key=lambda expected: expected[0]
-        )
+        """How many messages that this process hid come back later, `MAX_EXPECTED` at the most. Any thread."""
+        in_order = self._in_order.copy()  # in one step
+        return len(in_order) - bisect.bisect_right(in_order, now, key=lambda expected: expected[0])
 
     def next_expected(self) -> float | None:
         """The instant at which the next message comes back; `None` if none is expected."""

@@ -19,13 +19,13 @@ from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Park
 from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
 from celery_sqs_visibility.delivery.awaited_payloads import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
-from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.events import DeadLettered, DeliveryEvent, Received, log_safely, subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded
@@ -121,7 +121,11 @@ class Function:
         options = context.options
         self._writes_metrics = EMF in (options.metrics or ())
         self._decoder = Decoder(
-            context.decode_for_worker, options.for_queue, clock, self._holder, options.readable_payloads
+            context.decode_for_worker,
+            options.for_queue,
+            clock,
+            self._holder,
+            readable=options.readable_payloads,
         )
 
     def __call__(self, event: Any, invocation: Any) -> Answer:

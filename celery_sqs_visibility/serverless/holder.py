@@ -12,16 +12,9 @@ from typing import Final, TypeVar
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.endings import measure_end, return_of
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
-from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settlements import (
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.held import Held, Past
+from celery_sqs_visibility.core.settlements import (
     DeadLetter,
     Delete,
     Hide,
@@ -32,6 +25,13 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
+from celery_sqs_visibility.delivery.endings import measure_end, return_of
+from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.settle.parking import Parking
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnavailableError
 from celery_sqs_visibility.events import emit
@@ -68,7 +68,7 @@ NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message c
 
 
 class InvocationHolder:
-    """The `model.Holder` of a function's deliveries. Its one thread; requests are made at once.
+    """The `core.delivery.Holder` of a function's deliveries. Its one thread; requests are made at once.
 
     The time left for the function bounds each request: a request that Lambda's timeout cuts off would bring
     back the messages of all tasks that have succeeded.
@@ -88,11 +88,8 @@ class InvocationHolder:
     ) -> None:
         self.options = context.options
         self.redrive = context.redrive
-        self.rejection = Rejection(
-            context.redrive,
-            self.options.for_queue,
-            RedeliveryIndex(self.options.longest_visibility_timeout, clock),
-        )
+        self._held = Held(self.options.for_queue, self.options.longest_visibility_timeout)
+        self.rejection = Rejection(context.redrive, self.options.for_queue, self)
         self._permissions = CopyPermissions(clock)
         self.parking = Parking(
             context.redrive, self.options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
@@ -102,41 +99,43 @@ class InvocationHolder:
         self._clock = clock
         self._sleep = sleep
         self._leases = leases
-        self._settled: set[Delivery] = set()
         self._until = math.inf
         self.done: set[str] = set()
 
     def begin(self, until: float) -> None:
         """Begin another invocation, which ends at that monotonic instant: all earlier deliveries are over."""
         self._until = until
-        self._settled.clear()
         self.done.clear()
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """See `model.Holder`."""
-        if delivery in self._settled:
+    def remember(self, past: Past, delivery: Delivery) -> bool:
+        """See `rejection.Memory`."""
+        return self._held.remember(past, delivery, self._clock.monotonic())
+
+    def remembers(self, past: Past, delivery: Delivery) -> bool:
+        """See `rejection.Memory`."""
+        return self._held.remembers(past, delivery)
+
+    def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
+        """See `core.delivery.Holder`."""
+        if not self._held.settle(delivery, settlement, now := self._clock.monotonic(), receipt=receipt):
             return False
-        self._settled.add(delivery)
-        measure_end(delivery, settlement, self._clock.monotonic())
-        if delivery.lease is not None:
-            delivery.lease.end()
-            delivery.lease = None
+        measure_end(delivery, settlement, now)
         self._carry_out(delivery, settlement)
         return True
 
     def start(self, delivery: Delivery) -> bool:
-        """See `model.Holder`."""
-        delivery.began = self._clock.monotonic()
-        delivery.lease = self._leases.take(delivery.deadline, delivery.extend)
+        """See `core.delivery.Holder`."""
+        if not self._held.start(delivery, self._leases, self._clock.monotonic()):
+            return False
         emit(events.Started(delivery.facts))
         return True
 
-    def dispatch(self, delivery: Delivery) -> bool:  # noqa: ARG002 - see `model.Holder`
-        """See `model.Holder`. There are no processes."""
+    def dispatch(self, delivery: Delivery) -> bool:  # noqa: ARG002 - see `core.delivery.Holder`
+        """See `core.delivery.Holder`. There are no processes."""
         return True
 
-    def extend(self, delivery: Delivery, until: float) -> bool:
-        """See `model.Holder`. The run still ends when the invocation does, so the deadline stays.
+    def extend(self, delivery: Delivery, until: float) -> None:
+        """See `core.delivery.Holder`. The run still ends when the invocation does, so the deadline stays.
 
         Raises:
             TimeoutError: SQS did not do it. It reaches `Visibility.extend`, which called this.
@@ -148,28 +147,20 @@ class InvocationHolder:
             delivery.lease.lost = delivery.lease.lost or isinstance(error, ReceiptHandleInvalidError)
         if error is not None and not isinstance(error, ReceiptHandleInvalidError):
             raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {error}")
-        return True
 
-    def tell_lost(self, delivery: Delivery) -> bool:
-        """See `model.Holder`."""
-        if delivery in self._settled:
-            return False
-        if delivery.lease is not None:
-            delivery.lease.lost = True
-        return True
-
-    def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:  # noqa: ARG002
-        """See `model.Holder`. No message comes back to an invocation."""
-        return False
+    def tell_lost(self, delivery: Delivery) -> None:
+        """See `core.delivery.Holder`."""
+        self._held.tell_lost(delivery)
 
     def ran(self, delivery: Delivery) -> None:
-        """See `model.Holder`."""
+        """See `core.delivery.Holder`."""
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Make messages that were not run visible at once, as long as there is time."""
-        self._settled.update(deliveries)
+        now = self._clock.monotonic()
         for delivery in deliveries:
-            measure_end(delivery, Release(), self._clock.monotonic())
+            self._held.settle(delivery, Release(), now)
+            measure_end(delivery, Release(), now)
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
             error = self._change_visibility(some[0].queue, some, 0)

@@ -15,7 +15,7 @@ from celery.worker import request, strategy
 from kombu.serialization import prepare_accept_content
 from kombu.transport.virtual import Base64
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.bound_tasks import bind_request_class

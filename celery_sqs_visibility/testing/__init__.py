@@ -3,7 +3,7 @@
 Two halves, which share the account of a message:
 
 - In one thread, without a server: `turned_time` and `simulate`. SQS is the fake, the clock is turned by hand,
-  and a `worker.Worker` takes messages with the package's own code: decoder, ledger, heartbeat, settler,
+  and a `worker.Worker` takes messages with the package's own code: decoder, holder, heartbeat, settler,
   requests, retry decisions, keys of exclusive tasks. `world.World` puts these together.
 - With a server: the fixtures of `plugin`. SQS is that of `celery sqs local`, a process; workers are embedded
   in the test's process, or processes of their own, which write their events into a file (`diary`).

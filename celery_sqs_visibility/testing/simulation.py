@@ -28,8 +28,8 @@ from celery.exceptions import WorkerTerminate
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Delete, Settlement
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Delete, Settlement
 from celery_sqs_visibility.events import DeliveryEvent, subscribe
 from celery_sqs_visibility.testing.account import MessageAccount
 from celery_sqs_visibility.testing.blocking import ended_if_it_waits
@@ -96,15 +96,15 @@ class SimulatedWorker(Worker):
     running: Delivery | None = None
 
     def start(self, delivery: Delivery) -> bool:
-        """See `model.Holder`."""
+        """See `core.delivery.Holder`."""
         self.running = delivery
         return super().start(delivery)
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """See `model.Holder`."""
+    def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
+        """See `core.delivery.Holder`."""
         if not self.dead and delivery.held:
             self.before_settlement(self, delivery, settlement)
-        settled = super().settle(delivery, settlement)
+        settled = super().settle(delivery, settlement, receipt)
         if delivery.acknowledged_early:
             self.send_all()  # its run begins only now
         return settled
@@ -352,7 +352,7 @@ class Simulation(World):
         worker, delivery = run.worker, run.worker.running
         if delivery is None:
             return
-        delivery, queue = delivery.current, delivery.queue
+        queue = delivery.queue
         if not delivery.held and fault not in ENDS_OF_A_WORKER:
             return  # it was acknowledged before it ran: SQS has nothing to deliver again
         match fault:
@@ -403,12 +403,12 @@ class Simulation(World):
 
     def _hand_back(self, run: Run, where: str) -> None:
         worker, delivery = run.worker, run.worker.running
-        if delivery is not None and not delivery.current.held:
+        if delivery is not None and not delivery.held:
             self._note(f"{worker.name} ends, and its run with it, {where}: its time is over")
         else:
             self._note(f"{worker.name} hands the message back and ends, {where}: its time is over")
             if delivery is not None:
-                worker.hand_back(delivery.current)
+                worker.hand_back(delivery)
         self._remove(worker)
         raise WorkerDiedError(worker)
 
@@ -426,7 +426,7 @@ class Simulation(World):
         """The run has ended, and its end is not told yet."""
         if delivery.acknowledged_early:
             return  # it begins only now
-        if delivery is not worker.running and delivery.current is not worker.running:
+        if delivery is not worker.running:
             return
         if not self._runs or self._runs[-1].left is not None:
             return

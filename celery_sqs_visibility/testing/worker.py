@@ -14,17 +14,17 @@ from celery.worker import state
 from celery_sqs_visibility.aws.object_store import no_op
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Release, Renew, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.pump import Lane
+from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receivers
-from celery_sqs_visibility.delivery.settlements import Release, Renew, Settlement
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Extended, Lost, Superseded, subscribe
 from celery_sqs_visibility.policy.clock import Clock
@@ -105,27 +105,26 @@ class Worker(DeliveryHolder):
         self, app: Celery[Any], context: BrokerContext, clock: Clock, leases: LeaseTable, wait: Any
     ) -> None:
         options = context.options
-        super().__init__(
-            options,
-            context.redrive,
-            RedeliveryIndex(options.longest_visibility_timeout, clock),
-            clock,
-            None,
-            leases,
-            context.worker_name,
-            context.outgoing,
-        )
+        super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing)
+        self.dead_letters.worker_name = context.worker_name
+        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock)
+        self.leases = leases
         self._context = context
         self._wait = wait
         self.name = context.worker_name
         self.frozen = self.dead = False
         self._runs = WorkerRuns(app, context, clock)
         self._decoder = Decoder(
-            context.decode_for_worker, options.for_queue, clock, self, options.readable_payloads
+            context.decode_for_worker, options.for_queue, clock, self, self, options.readable_payloads
         )
         self._to_fetch: list[tuple[Delivery, PayloadPointer, ReceivedMessage]] = []
         self._arrivals = Arrivals(
-            self._decoder, self, Handing(self._run), self._give_back, lambda *one: self._to_fetch.append(one)
+            self._decoder,
+            self,
+            self.capacity,
+            Handing(self._run),
+            self._give_back,
+            lambda *one: self._to_fetch.append(one),
         )
 
     def take(self, queue: Queue) -> bool:
@@ -142,9 +141,9 @@ class Worker(DeliveryHolder):
         self.send_all()
         return bool(messages)
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """See `model.Holder`. A dead process settles nothing."""
-        return not self.dead and super().settle(delivery, settlement)
+    def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
+        """See `core.delivery.Holder`. A dead process settles nothing."""
+        return not self.dead and super().settle(delivery, settlement, receipt)
 
     def send_all(self) -> None:
         """Do what its threads would do by now: extend, settle, send copies, renew keys."""
@@ -157,7 +156,7 @@ class Worker(DeliveryHolder):
         """The monotonic instant at which its threads have work again; `None` if there is nothing to do."""
         if self.dead or self.frozen:
             return None
-        dues = [self.ledger.next_extension(), self._runs.keys.due(0.0) if self._runs.keys else None]
+        dues = [self.next_extension(), self._runs.keys.due(0.0) if self._runs.keys else None]
         return min((due for due in dues if due is not None), default=None)
 
     def hand_back(self, delivery: Delivery) -> None:
@@ -170,7 +169,7 @@ class Worker(DeliveryHolder):
     def die(self) -> None:
         """End without a word, as by SIGKILL. The machine forgets its runs and leases."""
         self.dead = True
-        for delivery in self.ledger.all():
+        for delivery in self.of(self):
             state.requests.pop(delivery.facts.task_id or "", None)
             if delivery.lease is not None:
                 delivery.lease.end()
@@ -203,12 +202,28 @@ class Worker(DeliveryHolder):
         delivery.settle(Release())
 
     def _lanes(self) -> list[Lane[Any]]:
-        parts = [part.lane for part in (self._heartbeat, self._settler, self._copies)]
-        return [*parts, self._runs.keys.lane] if self._runs.keys is not None else parts
+        return [*self.lanes, self._runs.keys.lane] if self._runs.keys is not None else self.lanes
 
-    def _take_back(self, delivery: Delivery, renew: Renew) -> bool:
-        """The queue refuses the copy of a message that waits: it is hidden instead."""
-        return self.end_copying(delivery, renew, delivery.after_an_error())
+    # See `core.delivery.Consumer`.
 
-    def _released(self) -> None:
+    def loop_late(self, now: float) -> float:  # noqa: ARG002 - see `core.delivery.Consumer`
+        """0: it has no loop."""
+        return 0.0
+
+    def free(self, delivery: Delivery) -> None:
+        """Others may have its place."""
+        self.capacity.free(delivery)
+
+    def let_go(self) -> None:
         """Nothing: it has no threads."""
+
+    def end_run(self, delivery: Delivery, began: float) -> None:
+        """A run has ended that was settled when it began."""
+        self.capacity.end_run(delivery, began, queue=delivery.queue.name)
+
+    def expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """Nothing: the world polls."""
+
+    def take_back(self, delivery: Delivery, renew: Renew) -> bool:  # noqa: ARG002
+        """The queue refuses the copy of a message that waits: it is hidden instead."""
+        return self.settle_copied(delivery, delivery.after_an_error())

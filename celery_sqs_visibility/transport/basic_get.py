@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.settle.rejection import rejected
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -45,8 +45,7 @@ class FetchedMessages:
         self._options_of = options_of
         self._clock = clock
         self._payloads = payloads
-        # Guards _fetched. Reentrant: Celery's cold shutdown settles in a signal handler.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # guards _fetched
         self._fetched: dict[str, FetchedMessage] = {}  # by handle
 
     def __len__(self) -> int:

@@ -13,10 +13,10 @@ from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import lease_table
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
 from celery_sqs_visibility.delivery.publish.sender import Sender
@@ -27,6 +27,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.options import Options
@@ -65,6 +66,7 @@ class BrokerContext:
         new_sender: makes a sender of those that are published in a block.
         payloads: where large payloads go; `None`: nowhere.
         slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        loop_late: tells since when the worker's loop has not come round; a bootstep sets it, as `slots`.
         turns: of the worker's queues, where these have an order or a maximum.
         pauses: the worker's queues that are not polled for now.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
@@ -99,12 +101,12 @@ class BrokerContext:
         self.decode_for_worker: DecodeMessage = self.decode_message
         self.decode_any_message = partial(decode_any_message, attribute_names=custom, limits=options)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
-        self._redeliveries = RedeliveryIndex(options.longest_visibility_timeout)
         self.redrive = RedriveBook(self._finds_dead_letters)
         self.pump = Pump()
         self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.pauses = Pauses()
         self.slots: Callable[[], Slots] | None = None
+        self.loop_late: Callable[[float, float], float] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
         self.forget_given_back: Callable[[Collection[Delivery]], object] = len
@@ -112,23 +114,27 @@ class BrokerContext:
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
+    @cached_property
+    def holder(self) -> DeliveryHolder:
+        """Holder of all messages that this process has received. The thread that makes a consumer."""
+        return DeliveryHolder(self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing)
+
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
         """Make a consumer: the worker's, or one without slots."""
+        self.holder.dead_letters.worker_name = self.worker_name
         queue_consumer = QueueConsumer(
-            self.options,
+            self.holder,
             self.receive_options,
             self.decode_for_worker if for_worker else self.decode_message,
-            self.redrive,
-            self._redeliveries,
             buffer,
+            self.pump,
             slots=self.slots if for_worker else None,
+            loop_late=self.loop_late if for_worker else None,
             leases=lease_table(),
-            worker_name=self.worker_name,
-            outgoing=self.outgoing,
+            payloads=self.payloads.objects if self.payloads else None,
             turns=self.turns if for_worker else None,
             pauses=self.pauses if for_worker else None,
             consumers=partial(copy_of, self.worker_queue_consumers if for_worker else ()),
-            pump=self.pump,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

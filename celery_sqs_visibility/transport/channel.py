@@ -28,11 +28,11 @@ from celery_sqs_visibility.aws.queues import (
     when_known,
 )
 from celery_sqs_visibility.command_line import ends_command
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.publish.blocks import batched
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts, until_deadline
-from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.basic_get import FetchedMessages
@@ -104,7 +104,7 @@ class Channel(virtual.Channel):
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
         """The delivery of that tag, if it is held and not settled. Any thread."""
-        return self._queue_consumer.ledger.get(delivery_tag) if self._queue_consumer else None
+        return self._queue_consumer.holder.get(delivery_tag) if self._queue_consumer else None
 
     def close(self) -> None:
         """Give back messages that do not run, and close. A forked child has nothing to give back."""

@@ -13,8 +13,8 @@ from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Renew
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
@@ -169,7 +169,7 @@ def _limits(channel: Any) -> ContentOptions:
 
 
 class QoS(virtual.QoS):
-    """The prefetch count. The consumer's ledger, which outlives the channel, tracks the messages.
+    """The prefetch count. The holder, which outlives the channel, tracks the messages.
 
     Where the consumer sets none, it is ten more than its unsettled messages: kombu's own SQS transport
     receives ten for each `drain_events`. The thread that drains.

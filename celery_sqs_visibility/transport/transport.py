@@ -44,7 +44,6 @@ class Transport(virtual.Transport):
 
     Attributes:
         options: the transport options, checked.
-        turned_at: the monotonic instant at which the loop that consumes last came round.
         broker: the parts of the broker URL.
 
     Raises:
@@ -90,8 +89,8 @@ class Transport(virtual.Transport):
             self.implements = self.implements.extend(exchange_type=WITH_CONTROL)
         self._loop: Any = None
         self._context: BrokerContext | None = None
-        self.turned_at = SYSTEM_CLOCK.monotonic()
         self.buffer = Buffer()
+        self._turn()
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
@@ -172,7 +171,7 @@ class Transport(virtual.Transport):
         self.buffer.close()
 
     def _turn(self) -> None:
-        self.turned_at = SYSTEM_CLOCK.monotonic()
+        self.buffer.turned_at = SYSTEM_CLOCK.monotonic()
 
     def _on_arrival(self) -> None:
         self.buffer.on_readable(SYSTEM_CLOCK, raising=not self.for_worker)

@@ -93,6 +93,7 @@ class Deliveries(SQSStep):
             warn_of_former_names(given, parent.app.tasks.values())
             context = connection.transport.context
             context.slots = partial(slots_of, parent, self._worker)
+            context.loop_late = self._worker.loop_late
             context.worker_name = parent.hostname
         self._context = context
         BoundTasks(parent, self._worker, context).bind()

@@ -90,7 +90,7 @@ def resume(context: BrokerContext, queue: str) -> bool:
 def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
     """The state of each queue: its pause, and the counts of held messages, of hidden ones and of runs."""
     consumers, now = _consumers(context), SYSTEM_CLOCK.monotonic()
-    held = Counter(each.facts.queue for one in consumers for each in one.ledger.all())
+    held = Counter(each.facts.queue for one in consumers for each in one.held())
     hidden = {each.queue: each.hidden for one in consumers for each in one.polling_facts(now)}
     deliveries = [getattr(request, "delivery", None) for request in copy_of(worker_state.active_requests)]
     running = Counter(each.facts.queue for each in deliveries if each is not None)

@@ -28,11 +28,11 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import processes_of
+from celery_sqs_visibility.core.delivery import Delivery, State
+from celery_sqs_visibility.core.settlements import Release
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
-from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
@@ -161,7 +161,7 @@ class Drain:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
         # No run is left that would settle the messages held now: the channel gives back what Celery has.
-        while not self._drained.is_set() and not any(len(each.ledger) for each in queue_consumers):
+        while not self._drained.is_set() and not any(each.held() for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
         _give_back_unread(queue_consumers)
 
@@ -273,7 +273,7 @@ class Drain:
 
     def _wait_for_runs(self, queue_consumers: list[QueueConsumer]) -> None:
         for queue_consumer in queue_consumers:
-            while (left := self._left()) > 0 and not queue_consumer.ledger.wait_until_empty(
+            while (left := self._left()) > 0 and not queue_consumer.wait_until_empty(
                 min(left, RECHECK_SECONDS)
             ):
                 self._set_end(queue_consumers)
@@ -374,8 +374,8 @@ def _give_back_unread(queue_consumers: Iterable[QueueConsumer]) -> None:
 
     A pool that ends starts no other process, which would read them.
     """
-    held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.ledger.all()]
-    unread = [each for each in held if each.dispatched and not each.started and each.settle(Release())]
+    held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.held()]
+    unread = [each for each in held if each.state is State.DISPATCHED and each.settle(Release())]
     if unread:
         logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
 
@@ -501,7 +501,7 @@ def may_interrupt(frame: FrameType | None) -> bool:
 
 def _is_acknowledged_early(request: Any) -> bool:
     delivery = getattr(request, "delivery", None)
-    return delivery is None or delivery.current.acknowledged_early
+    return delivery is None or delivery.acknowledged_early
 
 
 def _interrupt_main_thread() -> None:

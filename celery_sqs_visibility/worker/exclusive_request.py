@@ -17,9 +17,9 @@ from celery.utils.log import get_logger
 from celery.worker import state
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Delete, Park, Renew
 from celery_sqs_visibility.delivery.lease_table import lease_table
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Delete, Park, Renew
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import (
@@ -106,7 +106,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     def _learn_attempts(self) -> None:
         """Learn from its run how many attempts came before, as the key says: some receives were none."""
-        lease = None if self.delivery is None else self.delivery.current.lease
+        lease = None if self.delivery is None else self.delivery.lease
         if lease is not None and (retries := lease.retries) is not None:
             self.request_dict["retries"] = self.context.retries = retries
 

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
@@ -66,7 +66,7 @@ class KeyLease:
     @property
     def held(self) -> bool:
         """Whether the run has acquired the key, and not given it up."""
-        lease = self.delivery.current.lease
+        lease = self.delivery.lease
         return not self.over and lease is not None and lease.holds_key
 
     @property
@@ -77,7 +77,7 @@ class KeyLease:
 
     def next_end(self, now: float) -> float:
         """The monotonic instant until which the lease is to last."""
-        delivery = self.delivery.current
+        delivery = self.delivery
         if delivery.lost or delivery.deadline - now <= self.margin:
             return now + self._options.visibility_timeout
         return delivery.deadline
@@ -255,7 +255,7 @@ class KeyLeases:
         if not lease.held:
             return
         at = lease.until - lease.margin
-        if failed or lease.delivery.current.lost:
+        if failed or lease.delivery.lost:
             pause = (lease.until - now) / (RETRY_FRACTION if failed else LOST_FRACTION)
             at = now + max(pause, RETRY_FLOOR_SECONDS)
         self._renew_at(lease, min(at, self._due.get(lease, at)))
@@ -280,4 +280,4 @@ class KeyLeases:
                 return
             now = self._clock.monotonic()
             # A key that is not acquired yet is acquired until the deadline.
-            self._renew_at(lease, now if lease.held else lease.delivery.current.deadline - lease.margin)
+            self._renew_at(lease, now if lease.held else lease.delivery.deadline - lease.margin)

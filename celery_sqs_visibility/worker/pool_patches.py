@@ -23,7 +23,7 @@ from celery_sqs_visibility.contacts.python import (
     threads_of,
 )
 from celery_sqs_visibility.contacts.worker import hand_over_by
-from celery_sqs_visibility.delivery.settlements import Release
+from celery_sqs_visibility.core.settlements import Release
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -65,7 +65,7 @@ class ThreadedRun:
         self._given_back = False
         if request is not None and request.delivery is not None:
             # Celery keeps the request of a run that the pool has lost.
-            request.delivery.current.carrier = ref(self)
+            request.delivery.carrier = ref(self)
 
     def accept(self, *args: Any, **kwargs: Any) -> None:
         """Tell the request that it begins. The run's thread, before the run."""

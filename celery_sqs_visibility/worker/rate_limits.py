@@ -25,7 +25,7 @@ from celery_sqs_visibility.policy.eta import park_for
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.delivery.model import Delivery
+    from celery_sqs_visibility.core.delivery import Delivery
     from celery_sqs_visibility.delivery.receive.turns import Turns
     from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -192,4 +192,4 @@ def _turn(bucket: Any, now: float) -> float:
 
 def _has_one_of(request: Any, deliveries: Collection[Delivery]) -> bool:
     delivery = getattr(request, "delivery", None)
-    return delivery is not None and delivery.current in deliveries
+    return delivery is not None and delivery in deliveries

@@ -35,10 +35,10 @@ from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import was_told_to_end
 from celery_sqs_visibility.contacts.worker import CeleryRequest
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.events import Finished, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -104,7 +104,7 @@ class DeliveryRequest(CeleryRequest):
         delivery: Delivery | None = getattr(message, "delivery", None)
         if delivery is None:
             return
-        self.delivery = delivery = delivery.current
+        self.delivery = delivery
         delivery.carrier = weak = ref(self)
         last_request.append(weak)
         if self.is_early:
@@ -131,8 +131,10 @@ class DeliveryRequest(CeleryRequest):
         super().on_accepted(pid, time_accepted)
         delivery = self.delivery
         # It may have been lost between its dispatch to a process and now, when there was no run to end.
-        if delivery is not None and delivery.lost and self.ends_when_lost and delivery.current.lost:
-            self.end_lost_run(delivery.current)
+        if delivery is not None and self.ends_when_lost:
+            receipt = delivery.handle  # first: a newer one may come now
+            if delivery.lost:
+                self.end_lost_run(receipt)
 
     def revoked(self) -> bool:
         """Whether it was revoked, or has expired. Never raises: after an error its message comes back."""
@@ -159,7 +161,7 @@ class DeliveryRequest(CeleryRequest):
     def measure_run(self) -> None:
         """Measure a run that was acknowledged when it began, once its outcome is known."""
         if self.delivery is not None:
-            measure_run(self.delivery.current, SYSTEM_CLOCK.monotonic())
+            measure_run(self.delivery, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
         """Mark the message as one that a process runs; `False` if it was given back, or lost."""
@@ -240,15 +242,17 @@ class DeliveryRequest(CeleryRequest):
             self.note_outcome(None)
             raise
 
-    def end_lost_run(self, lost: Delivery) -> None:
-        """The delivery is lost, and the task is not to run in two workers: end it. A thread of the pump.
+    def end_lost_run(self, receipt: str) -> None:
+        """Its message is lost under that receipt, and the task is not to run in two workers: end the run.
 
-        The ledger decides whether this, the run's own end, or the message's return to this process was first.
-        No result is stored: the other worker's run will have one.
+        A thread of the pump. The holder decides whether this, the run's own end, or a newer receipt came
+        first. No result is stored: the other worker's run will have one.
         """
         if self.time_start is None:  # it will not begin, or `on_accepted` ends it
             return
-        if self._can_be_ended() and lost.holder.settle(lost, Lapse()):
+        if (delivery := self.delivery) is None or not self._can_be_ended():
+            return
+        if delivery.holder.settle(delivery, Lapse(), receipt):
             self.acknowledged = True
             self.worker.call_in_loop(self._kill_lost)
 
@@ -281,7 +285,7 @@ class DeliveryRequest(CeleryRequest):
         if (delivery := self.delivery) is None:
             super().acknowledge()
         elif not self.acknowledged:
-            if Finished.is_wanted() and delivery.current.started:
+            if Finished.is_wanted() and delivery.started:
                 emit(Finished(delivery.facts))
             self.acknowledged = True
             delivery.settle(DELETE)
@@ -319,7 +323,7 @@ class DeliveryRequest(CeleryRequest):
     def note_outcome(self, outcome: str | None) -> None:
         """Note the outcome that metrics count if the message is deleted."""
         if self.delivery is not None:
-            self.delivery.current.outcome = outcome
+            self.delivery.outcome = outcome
 
     def come_back_later(self) -> None:
         """Hide the message as after an error about which the task says nothing, unless it is settled."""

@@ -32,9 +32,9 @@ from celery.worker import state
 from kombu.utils.encoding import safe_repr, safe_str
 
 from celery_sqs_visibility.contacts.app import chord_claim_of
+from celery_sqs_visibility.core.delivery import Delivery, Inactivity
+from celery_sqs_visibility.core.settlements import Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED
-from celery_sqs_visibility.delivery.model import Delivery, Inactivity
-from celery_sqs_visibility.delivery.settlements import Hide, Lapse
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
 from celery_sqs_visibility.policy.attempts import (
@@ -355,7 +355,7 @@ class WatchedRequest(VisibilityRequest):
         A process is killed first, or it might store the success of a run that is reported as failed. A
         greenlet is killed last: its pool takes that for a success, of which nothing is left to settle then.
         """
-        lease = None if self.delivery is None else self.delivery.current.lease
+        lease = None if self.delivery is None else self.delivery.lease
         if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
             return  # it has ended
         kill = partial(self._kill, KILL_SIGNAME)  # it may not heed another signal

@@ -18,14 +18,15 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.delivery import Delivery, State
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
-from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options, QueueOptions
@@ -93,7 +94,7 @@ def trace(task, args=(), **request):
 
 
 def every_queue(visibility_timeout=120, heartbeat_interval=0.0, **options):
-    """The options of a queue, whatever its name: the first argument of a `Ledger`, for one."""
+    """The options of a queue, whatever its name: the first argument of `Held`, for one."""
     options = QueueOptions(
         visibility_timeout=visibility_timeout,
         heartbeat_interval=heartbeat_interval,
@@ -258,7 +259,7 @@ def queue_consumer(
     *,
     buffer=None,
     redrive=None,
-    redeliveries=None,
+    holder=None,
     open_message=open_by_handle,
     payloads=None,
     slots=None,
@@ -269,25 +270,37 @@ def queue_consumer(
     pump=None,
     **options,
 ):
-    """A consumer that may hold ten messages; `options` are transport options."""
+    """A consumer that may hold ten messages; `options` are transport options, unless it has a `holder`."""
+    pump = pump or (holder._pump if holder else Pump(clock))
+    parsed = Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options})
+    outgoing = OutgoingMessages(PayloadStore(payloads)) if payloads else OutgoingMessages()
     made = QueueConsumer(
-        Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options}),
+        holder or DeliveryHolder(parsed, redrive or RedriveBook(), clock, pump, outgoing),
         EVERYTHING,
         open_message,
-        redrive or RedriveBook(),
-        redeliveries or RedeliveryIndex(TIMEOUT, clock),
         Buffer() if buffer is None else buffer,
+        pump,
         clock,
-        outgoing=OutgoingMessages(PayloadStore(payloads)) if payloads else None,
         slots=slots,
+        leases=leases,
+        payloads=payloads,
         turns=turns,
         pauses=pauses,
         consumers=consumers,
-        leases=leases,
-        pump=pump,
     )
     made.capacity.prefetch_count = 10
     return made
+
+
+def unstarted(consumer):
+    """What it holds and Celery has not begun."""
+    return [delivery for delivery in consumer.held() if delivery.state is State.HELD]
+
+
+def by_receipt(consumer, handle):
+    """The delivery whose latest receipt handle that is, held or looked up."""
+    held = (delivery for delivery in consumer.held() if delivery.handle == handle)
+    return next(held, None) or consumer.holder.get(handle)
 
 
 # A worker's requests, without a worker
@@ -317,7 +330,9 @@ class FakeHolder:
         self.calls: list[str] = []
         self.may_run = True
 
-    def settle(self, delivery, settlement):
+    def settle(self, delivery, settlement, receipt=None):
+        if receipt not in {None, delivery.handle}:
+            return False
         self.settled.append(settlement)
         return len(self.settled) == 1
 

@@ -20,10 +20,11 @@ from support.models.stores import Stores
 from support.models.whole import Whole
 
 from celery_sqs_visibility.aws.breaker import Breaker
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.held import Arrival, Held
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
@@ -54,20 +55,16 @@ def stores(app, patch, seed):
     live_through(Stores(app, patch), seed, steps=40)
 
 
-def add_twice(ledger, deliveries):
-    added = list(deliveries)
-    for each in added:
-        ledger._held[each.handle] = each
-        each.held = True
-        ledger._schedule([each])
-    return added
+def arrive_anew(held, delivery, _now):
+    held._held[delivery.message_key] = held._by_tag[delivery.tag] = delivery
+    return Arrival.NEW, delivery
 
 
-def claim_and_let_lapse(ledger, delivery):
-    if not delivery.held or delivery.claimed:
+def claim_and_let_lapse(held, delivery):
+    if not delivery.held or delivery.state is State.COPYING:
         return False
-    delivery.claimed = True
-    ledger._extensions.remove(delivery)
+    delivery.state = State.COPYING
+    held._extensions.remove(delivery)
     return True
 
 
@@ -96,7 +93,7 @@ DEFECTS = {
     ),
     "6: an original is not extended while its copies go out": (
         copies(),
-        (Ledger, "claim", claim_and_let_lapse),
+        (Held, "claim", claim_and_let_lapse),
         "an original is held while its copies go out",
     ),
     "6: records go out one by one": (
@@ -131,7 +128,7 @@ DEFECTS = {
     ),
     "31: a receipt handle is held twice": (
         holding,
-        (Ledger, "add", add_twice),
+        (Held, "_arrive", arrive_anew),
         "capacity is freed",
     ),
 }
@@ -139,26 +136,18 @@ WORLDS = 110
 
 #: Functions, a line of each, what stands there instead, and what the model of a whole worker says then.
 LINES = [
-    (Ledger._remove, "self._changed.notify_all()", "pass", "nobody has notified <drain>"),
-    (Ledger._extension_returned, "self._changed.notify_all()", "pass", "nobody has notified"),
-    (Ledger.settle, "finish(delivery)", "pass", "nothing is known as held"),
-    (Ledger.settle, "self._end_lease(delivery)", "pass", "no run has a lease"),
+    (DeliveryHolder._free, "self._pump.notify_waiting()", "pass", "nobody has notified <drain>"),
+    (Held.settle, "self._end_lease(delivery)", "pass", "no run has a lease"),
+    (Held.settle, "self._remove(delivery)", "delivery.state = State.SETTLED", "nothing is"),
     (
-        Ledger.supersede,
-        "newest.claimed, newest.in_hand = delivery.claimed, delivery.in_hand",
-        "newest.in_hand = delivery.in_hand",
-        "capacity is counted",
-    ),
-    (RedeliveryIndex.remove, "del self._held[key]", "pass", "nothing is known as held"),
-    (
-        RedeliveryIndex.finish,
-        "self._finished.add(key, delivery.deadline + MARGIN_SECONDS)",
+        Held.finish,
+        "self._finished.add(delivery.message_key, now, delivery.deadline + MARGIN_SECONDS)",
         "pass",
         "what this process has finished is over",
     ),
     (
         Arrivals.decode,
-        "self._holder.capacity.release(queue=queue.name, fifo=queue.fifo)",
+        "self._capacity.release(queue=queue.name, fifo=queue.fifo)",
         "pass",
         "capacity is counted",
     ),
@@ -181,7 +170,7 @@ LINES = [
     (Settler.flush, "self.lane.wake()", "pass", "nobody has woken the thread that settles"),
     (
         QueueConsumer._put,
-        "self._heartbeat.notice()",
+        "self.holder.extend_in_time()",
         "pass",
         "nobody has woken the thread that extends messages",
     ),

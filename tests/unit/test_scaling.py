@@ -13,8 +13,10 @@ from support.lanes import work_off
 from support.scaling import ROOT, scaling
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
-from celery_sqs_visibility.delivery.hold.ledger import BUCKETS, Ledger
+from celery_sqs_visibility.core.extensions import BUCKETS
+from celery_sqs_visibility.core.held import Held
+from celery_sqs_visibility.delivery.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
 from celery_sqs_visibility.policy.options import Options
 
@@ -27,11 +29,11 @@ def extended(count, seconds, phase=0.0):
     """Extensions, and requests for them, of messages held for so long; the clock begins at `phase`."""
     clock = FakeClock(monotonic=1000 + phase)
     sqs = FakeSQS(clock)
-    ledger = Ledger(every_queue(TIMEOUT, 40.0))
-    heartbeat = Heartbeat(ledger, clock, lambda *_: None)
-    ledger.add(received(sqs_queue(sqs=sqs), count, clock))
+    held = Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
+    heartbeat = Heartbeat(held, clock, lambda *_: None, Pump(clock))
+    held.receive(received(sqs_queue(sqs=sqs), count, clock), clock.monotonic())
     end = clock.monotonic() + seconds
-    while (due := ledger.next_extension()) < end:
+    while (due := held.next_extension()) < end:
         clock.advance(max(0.0, due - clock.monotonic()))
         work_off(heartbeat.lane)
     batches = [changes for changes in entries(sqs, CHANGES) if changes]

@@ -34,6 +34,23 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
     assert "message lost" not in first.log
 
 
+def test_once_the_main_thread_stands_still_for_good_others_get_what_has_not_begun(make_site):
+    """As with a lock that a killed process of billiard's held."""
+    site = make_site(visibility_timeout=4, heartbeat_interval=3)
+    first = site.start("standing", name="first", concurrency=1, prefetch_multiplier=8)
+    site.app.send_task("standing.sleep", ("runs", 8))
+    site.diary.wait_for("started", key="runs")
+    for key in ("stop", "waits"):
+        site.app.send_task("standing.sleep", (key, 0))
+    site.diary.wait_for("stands still")
+    site.start("standing", name="second", concurrency=1)
+    for key in ("stop", "waits"):
+        site.diary.wait_for("done", key=key)
+    site.diary.wait_for("done", key="runs")
+    assert site.diary.count("started", key="runs") == 1, "what has begun is extended on"
+    assert first.log.count("Celery's main thread stands still, so it was not extended any longer") == 2
+
+
 @pytest.mark.parametrize(("timeout", "interval"), [(8, 5), (20, None)])
 def test_an_sqs_that_answers_slowly_extends_in_time(make_site, timeout, interval):
     options = {} if interval is None else {"heartbeat_interval": interval}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -10,9 +11,10 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.hold.redelivery import RecentKeys
+from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.message_attributes import (
     PAYLOAD_BYTES,
     limit_told,
@@ -82,6 +84,7 @@ class OutgoingMessages:
         self.store = store
         # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
+        self._lock = threading.Lock()  # guards _sent
         self._sent = RecentKeys[str](MOST_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids, FIFO queues only
 
     def offloads(self, queue: Queue, size: int) -> bool:
@@ -178,8 +181,12 @@ class OutgoingMessages:
                 raise too_large(queue.name, _size(pointer), limit, pointer=True) from error
             raise
         # SQS answers a duplicate with the id of the message that it took before, which has another object.
-        if queue.fifo and not self._sent.add(message_id):
+        if queue.fifo and not self._is_new(message_id):
             self._discard(objects, key)
+
+    def _is_new(self, message_id: str) -> bool:
+        with self._lock:
+            return self._sent.add(message_id, SYSTEM_CLOCK.monotonic())
 
     @staticmethod
     def _discard(objects: ObjectStore, key: str) -> None:

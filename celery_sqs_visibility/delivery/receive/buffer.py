@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.policy.clock import Clock
 
 #: Messages are dispatched for this long before the event loop gets its turn.
@@ -75,15 +75,20 @@ class ArrivalLine:
 
 
 class Buffer:
-    """A line of messages that a thread can wait for, or that wakes an event loop through a pipe."""
+    """A line of messages that a thread can wait for, or that wakes an event loop through a pipe.
+
+    Attributes:
+        turned_at: the monotonic instant at which the reader's loop last came round.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # guards everything below
+        self._lock = threading.Lock()  # guards everything below
         self._arrived = threading.Condition(self._lock)
         self._line: Line = ArrivalLine()
         self._errands: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
+        self.turned_at = 0.0
 
     def __len__(self) -> int:
         return len(self._line)
@@ -98,7 +103,7 @@ class Buffer:
             with self._lock:
                 self._line.add(messages)
                 self._arrived.notify_all()
-                self.wake()
+                self._wake()
 
     def put_errand(self, errand: Callable[[], bool]) -> None:
         """Wake the reader, which calls the errand before it takes waiting messages. Any thread.
@@ -108,7 +113,7 @@ class Buffer:
         with self._lock:
             self._errands.append(errand)
             self._arrived.notify_all()
-            self.wake()
+            self._wake()
 
     @property
     def errands(self) -> int:
@@ -159,11 +164,11 @@ class Buffer:
         self.dispatch(clock, raising=raising)
 
     def wake_if_ready(self) -> None:
-        """Wake the reader if a message or an errand may go now. Any thread, and a signal handler."""
+        """Wake the reader if a message or an errand may go now. Any thread."""
         with self._lock:
             if self._is_ready():
                 self._arrived.notify_all()
-                self.wake()
+                self._wake()
 
     def _is_ready(self) -> bool:
         return bool(self._errands) or self._line.ready()
@@ -181,17 +186,16 @@ class Buffer:
                 for end in self._pipe:
                     os.set_blocking(end, False)
                 if self._is_ready():
-                    self.wake()
+                    self._wake()
             return self._pipe[0]
 
-    def wake(self) -> None:
+    def _wake(self) -> None:
         """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
-        with self._lock:
-            if self._pipe is not None and not self._woken:
-                # A full pipe is a woken reader.
-                with suppress(BlockingIOError):
-                    os.write(self._pipe[1], b"\0")
-                self._woken = True  # not before: what raises has woken nobody
+        if self._pipe is not None and not self._woken:
+            # A full pipe is a woken reader.
+            with suppress(BlockingIOError):
+                os.write(self._pipe[1], b"\0")
+            self._woken = True  # not before: what raises has woken nobody
 
     def woken(self) -> None:
         """The reader saw the wake-up; later arrivals wake it anew."""

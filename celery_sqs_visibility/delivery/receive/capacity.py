@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakSet
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
@@ -193,6 +194,8 @@ class ReceiveCapacity:
 
     Attributes:
         gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
+        loop_late: for how many seconds the loop that begins runs has not come round; the latest consumer
+            sets it.
     """
 
     def __init__(
@@ -211,6 +214,7 @@ class ReceiveCapacity:
         self._slots = slots
         self._turns = turns
         self.gives_turns = turns is not None
+        self.loop_late: Callable[[float], float] | None = None
         self._recent_runs = RecentRuns()
         self._held = Held()
         self._fifo = Held()  # those of FIFO queues
@@ -343,7 +347,7 @@ class ReceiveCapacity:
         with self._lock:
             if delivery in self._aside or len(self._aside) >= MOST_SET_ASIDE:
                 return
-            # First: a settlement takes it out of the ledger, and then looks here.
+            # First: it is settled, and then looked for here.
             self._aside.add(delivery)
             if delivery.held:
                 self.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
@@ -475,11 +479,13 @@ class ReceiveCapacity:
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
-        queue, fifo = waiter.queue, waiter.fifo
+        queue, fifo, now = waiter.queue, waiter.fifo, self._clock.monotonic()
+        if self.loop_late is not None and self.loop_late(now) >= STANDS_STILL_SECONDS:
+            return None  # nobody would begin what a poll brings
         ask = ask_for(self._snapshot(queue, fifo=fifo))
         if ask is None:
             return None
-        reservation = Reservation(queue, fifo, ask.messages, ask.wait, self._clock.monotonic())
+        reservation = Reservation(queue, fifo, ask.messages, ask.wait, now)
         self._asked.add(reservation, likely=queue in self._busy)
         return reservation
 

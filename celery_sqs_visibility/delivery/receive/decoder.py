@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery, Holder
-from celery_sqs_visibility.delivery.settlements import Delete, Split
+from celery_sqs_visibility.core.delivery import Consumer, Delivery, Holder
+from celery_sqs_visibility.core.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.attempts import attempts_made
@@ -93,7 +93,8 @@ class Decoder:
         open_message: decodes one message.
         options_of: of a queue, whose `visibility_timeout` the receives asked for.
         clock: wall time.
-        holder: what the deliveries belong to.
+        holder: of the deliveries.
+        consumer: that brings them, if there is one.
         readable: the payloads in S3 that messages may point to.
         others: decode the messages of these queues, by name, whose consumers are not Celery's; never raise.
         stopped_at: by default this process is taken never to be stopped.
@@ -105,6 +106,7 @@ class Decoder:
         options_of: OptionsOfQueue,
         clock: Clock,
         holder: Holder,
+        consumer: Consumer | None = None,
         readable: ReadablePayloads = NO_PAYLOADS,
         stopped_at: StoppedAt = lambda _since, now: now,
         others: Mapping[str, DecodeMessage] = NONE,
@@ -114,6 +116,7 @@ class Decoder:
         self._options_of = options_of
         self._clock = clock
         self._holder = holder
+        self._consumer = consumer
         self._readable = readable
         self._stopped_at = stopped_at
 
@@ -147,6 +150,7 @@ class Decoder:
                     horizon,
                     deadline,
                     self._holder,
+                    self._consumer,
                     custom,
                     attributes.get(SOURCE_ARN),
                 )

@@ -20,7 +20,7 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
@@ -206,9 +206,7 @@ class Receiver:
         self._stopped = stopped
         self._pauses = pauses or Pauses(clock)
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
-        # Guards everything below, and the schedule. Reentrant: Celery's cold shutdown stops polling in a
-        # signal handler, on the main thread, which may hold it just now.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # guards everything below, and the schedule
         self._changed = threading.Condition(self._lock)
         self._attempts = Attempts(options.visibility_timeout)
         self.in_flight: list[Poll] = []
@@ -242,10 +240,7 @@ class Receiver:
             self._start_poller()
 
     def stop(self) -> None:
-        """Poll no more. Does not wait for polls in flight; their messages still arrive.
-
-        Celery's cold shutdown calls it in a signal handler.
-        """
+        """Poll no more. Does not wait for polls in flight; their messages still arrive."""
         with self._lock:
             if self.stopping:
                 return
@@ -282,9 +277,8 @@ class Receiver:
         return PollingFacts(self.queue.name, late, accepted, error, self.paused, self.hidden(now))
 
     def hidden(self, now: float) -> int:
-        """See `PollSchedule`. Any thread."""
-        with self._lock:
-            return self._schedule.hidden(now)
+        """See `PollSchedule`. Any thread, also where another has the lock for good."""
+        return self._schedule.hidden(now)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`. A replaced thread's messages are taken all the same."""
@@ -551,7 +545,7 @@ class Receiver:
 class Receivers:
     """Receivers by queue name, with the callbacks for their messages.
 
-    The main thread adds them, each in one step; any thread reads, signal handlers too.
+    The main thread adds them, each in one step; any thread reads.
     """
 
     def __init__(self) -> None:

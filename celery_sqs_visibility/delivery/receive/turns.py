@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from weakref import WeakSet, WeakValueDictionary, ref
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -29,12 +29,11 @@ class Turns:
 
     def __init__(self, order: Order, options_of: OptionsOfQueue) -> None:
         self._options_of = options_of
-        # Guards everything below. Reentrant: Celery's cold shutdown settles in a signal handler. Taken under
-        # the locks of a buffer and of the capacity, and holds none of them.
-        self._lock = threading.RLock()
+        # Guards everything below. Taken under the locks of a buffer and of the capacity, and holds neither.
+        self._lock = threading.Lock()
         self._order = QueueOrder(order, options_of)
-        # By queue that was consumed at some time, and by message, which a superseding delivery shares. A run
-        # that nobody refers to any more has no slot.
+        # By queue that was consumed at some time, and by message. A run that nobody refers to any more has no
+        # slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
         # Those of them that wait for their rate limit, and do not run.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
@@ -62,12 +61,15 @@ class Turns:
     def add_queue(self, queue: str) -> None:
         """It is consumed from now on."""
         with self._lock:
-            if queue in self._begun:
-                return
-            self._order.add(queue)
-            self._begun[queue] = WeakValueDictionary()
-            if (most := self.max_running(queue)) is not None:
-                self._most[queue] = most
+            self._add_queue(queue)
+
+    def _add_queue(self, queue: str) -> None:
+        if queue in self._begun:
+            return
+        self._order.add(queue)
+        self._begun[queue] = WeakValueDictionary()
+        if (most := self.max_running(queue)) is not None:
+            self._most[queue] = most
 
     def next(self, waiting: Collection[str]) -> str | None:
         """The queue whose turn it is; `None` if there is no slot for any. The reader's thread."""
@@ -84,17 +86,8 @@ class Turns:
         """It goes to Celery."""
         queue = delivery.queue.name
         with self._lock:
-            if queue not in self._begun:
-                self.add_queue(queue)
-            self._begun[queue][delivery.message_key] = delivery.current
-
-    def hand_on(self, newer: Delivery) -> None:
-        """The newest delivery of a message has its turn, if it has one; the older may be gone soon."""
-        key = newer.message_key
-        with self._lock:
-            for begun in (self._begun.get(newer.queue.name), self._resting):
-                if begun and key in begun:
-                    begun[key] = newer.current
+            self._add_queue(queue)
+            self._begun[queue][delivery.message_key] = delivery
 
     def end(self, delivery: Delivery) -> None:
         """It is settled, and does not run; harmless if it never began."""
@@ -199,7 +192,8 @@ class Turns:
             return ()
         if not self._most:
             return waiting
-        return [queue for queue in waiting if self.begun(queue) < self._most.get(queue, math.inf)]
+        begun, most = self._begun, self._most
+        return [queue for queue in waiting if len(begun.get(queue, ())) < most.get(queue, math.inf)]
 
 
 class TurnLine:

@@ -1,8 +1,7 @@
 """Copies of held messages on their way to SQS: in batches, side by side, while the originals stay held.
 
 A copy is one record of an event, or the message that goes on waiting for an ETA, a key or a rate. The
-original is settled when SQS has answered for all of its copies: until then it is in the ledger, where the
-heartbeat extends it.
+original is settled when SQS has answered for all of its copies: until then it is held and extended.
 """
 
 from __future__ import annotations
@@ -15,14 +14,8 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.outage import Outage
-from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
-from celery_sqs_visibility.delivery.pump import Lane, Pump
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
-from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settlements import (
+from celery_sqs_visibility.core.delivery import Consumer, Delivery
+from celery_sqs_visibility.core.settlements import (
     Delete,
     Lapse,
     Park,
@@ -32,6 +25,12 @@ from celery_sqs_visibility.delivery.settlements import (
     Settlement,
     Split,
 )
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
+from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
+from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.errors import (
     PASSING_ERRORS,
     AccessDeniedError,
@@ -257,15 +256,16 @@ class Copies:
             self._go_on(sending)
             self.lane.wake()
 
-    def interrupt(self, *kinds: type[Renew | Split]) -> None:
-        """The process ends: of these kinds begin nothing more, and release what nothing was sent of.
+    def interrupt(self, consumer: Consumer, *kinds: type[Renew | Split]) -> None:
+        """The consumer ends: of these kinds begin nothing more, and release what nothing was sent of.
 
         The records that are left of an event go on as one message.
         """
         with self._lock:
-            for sending in [each for each in self._sendings if isinstance(each.copying, kinds)]:
-                sending.given_back = True
-                self._stop(sending)
+            for sending in list(self._sendings):
+                if sending.delivery.consumer is consumer and isinstance(sending.copying, kinds):
+                    sending.given_back = True
+                    self._stop(sending)
             self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
@@ -404,7 +404,7 @@ class Copies:
     def _stop_late(self, now: float) -> None:
         """Stop where the original is lost, or will be, as far as is known."""
         for sending in list(self._sendings):
-            original = sending.delivery.current
+            original = sending.delivery
             sending.abandoned = original.lost or original.deadline <= now + self._reserve
             if sending.abandoned or original.deadline - now <= self._spare(original):
                 self._stop(sending)
@@ -459,7 +459,7 @@ def _not_renewed(
 
 
 def _not_split(sending: Sending, split: Split, error: SQSError, rejection: Rejection) -> Settlement:
-    delivery = sending.delivery.current
+    delivery = sending.delivery
     if isinstance(error, DeletesRefusedError):
         return rejection.after_an_error(delivery)
     if sending.remainder_tried:

@@ -11,9 +11,9 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import DeadLetter
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
-from celery_sqs_visibility.delivery.settlements import DeadLetter
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -74,7 +74,11 @@ FIFO_GROUP = "dead-letters"
 
 
 class DeadLetters:
-    """Sends copies to the queues' dead-letter queues; `worker_name` is empty outside a worker."""
+    """Sends copies to the queues' dead-letter queues.
+
+    Attributes:
+        worker_name: Celery's name of this node; empty outside a worker.
+    """
 
     def __init__(
         self, redrive: RedriveBook, permissions: CopyPermissions, clock: Clock, worker_name: str = ""
@@ -82,7 +86,7 @@ class DeadLetters:
         self._redrive = redrive
         self._permissions = permissions
         self._clock = clock
-        self._worker_name = worker_name
+        self.worker_name = worker_name
         # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
         self._refused: set[str] = set()
 
@@ -132,7 +136,7 @@ class DeadLetters:
             "reason": letter.reason,
             "task": facts.task,
             "task_id": facts.task_id,
-            "worker": self._worker_name,
+            "worker": self.worker_name,
             "first_received": _iso(facts.first_received),
             "last_received": _iso(facts.received),
             "source_queue": facts.queue,

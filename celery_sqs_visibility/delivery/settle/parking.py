@@ -13,10 +13,10 @@ from typing import Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.model import Delivery, MakeCopy
+from celery_sqs_visibility.core.delivery import Delivery, MakeCopy
+from celery_sqs_visibility.core.settlements import Park, Renew
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settlements import Park, Renew
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.eta import (
     LEAD_SECONDS,

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.held import Past
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.hold.redelivery import Past, RedeliveryIndex
-from celery_sqs_visibility.delivery.model import Delivery
 from celery_sqs_visibility.delivery.receive.decoder import legible
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release, Settlement
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.attempts import is_no_task_for_good
@@ -42,18 +42,26 @@ COMES_BACK: Final = "message cannot be read or run here for now, and comes back 
 KEPT_SECONDS: Final = 3600
 
 
+class Memory(Protocol):
+    """Remembers messages that this process holds no more. Any thread."""
+
+    def remember(self, past: Past, delivery: Delivery) -> bool:
+        """Note the end of its message; whether it is new."""
+
+    def remembers(self, past: Past, delivery: Delivery) -> bool:
+        """Whether its message has had that end before."""
+
+
 class Rejection:
     """Decides how deliveries are settled that will not be done. Any thread; no I/O.
 
     `options_of` a queue says its `error_visibility_timeout` and `when_exhausted`.
     """
 
-    def __init__(
-        self, redrive: RedriveBook, options_of: OptionsOfQueue, redeliveries: RedeliveryIndex
-    ) -> None:
+    def __init__(self, redrive: RedriveBook, options_of: OptionsOfQueue, memory: Memory) -> None:
         self._redrive = redrive
         self._options_of = options_of
-        self._redeliveries = redeliveries
+        self._memory = memory
 
     def give_up(
         self,
@@ -68,8 +76,7 @@ class Rejection:
         `body` makes the message's body, which is not kept; a task's own `when_exhausted` goes first;
         `attributes` are further ones of the dead letter.
         """
-        delivery = delivery.current  # whose receive count is SQS's
-        is_new = self._redeliveries.remember(Past.GIVEN_UP, delivery.queue, delivery.facts.message_id)
+        is_new = self._memory.remember(Past.GIVEN_UP, delivery)
         delivery.end_of_given_up = "failed" if is_new else "released"
         if self._redrive.has_dead_letter_queue(delivery.queue):
             delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
@@ -78,11 +85,11 @@ class Rejection:
 
     def gave_up(self, delivery: Delivery) -> bool:
         """Whether its message was given up before."""
-        return self._redeliveries.was_given_up(delivery)
+        return self._memory.remembers(Past.GIVEN_UP, delivery)
 
     def kept(self, delivery: Delivery) -> bool:
         """Whether this process has settled its message before, and kept it."""
-        return self._redeliveries.remembers(Past.KEPT, delivery.queue, delivery.facts.message_id)
+        return self._memory.remembers(Past.KEPT, delivery)
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
         """Release it or, without `requeue`, give it up.
@@ -107,8 +114,7 @@ class Rejection:
         Returns:
             Whether the message was refused for the first time, as far as is known.
         """
-        delivery = delivery.current
-        first = self._redeliveries.remember(Past.REJECTED, delivery.queue, delivery.facts.message_id)
+        first = self._memory.remember(Past.REJECTED, delivery)
         settlement = self.refusal(delivery, reason, body, others_may=others_may)
         if first:
             emit(Unreadable(delivery.facts, legible(reason), self._what_follows(delivery.queue, settlement)))
@@ -142,8 +148,7 @@ class Rejection:
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""
-        current = delivery.current
-        retries = max(0, current.facts.receive_count - 1 - current.parks)
+        retries = max(0, delivery.facts.receive_count - 1 - delivery.parks)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
             delay = rule.delay(retries, UnreadableError()) if rule else None

@@ -13,11 +13,8 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.model import Delivery
-from celery_sqs_visibility.delivery.outage import Outage
-from celery_sqs_visibility.delivery.pump import Lane, Pump
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settlements import (
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import (
     DeadLetter,
     Delete,
     Hide,
@@ -26,6 +23,9 @@ from celery_sqs_visibility.delivery.settlements import (
     Replaced,
     Settlement,
 )
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     AnswerLostError,
@@ -258,7 +258,6 @@ class Settler:
     def _enqueue(self, one: PendingSettlement, now: float, new: int = 0) -> None:
         queue, way = one.delivery.queue, type(one.settlement)
         pending = self._batches.get((queue, way)) or self._new_batch(queue, way)
-        # A signal handler may settle between any two of these lines.
         pending.settlements.append(one)
         self._unfinished += new  # not before: memory may lack, and what is not there is never finished
         first = pending not in self._waiting

@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import Any
 
 from celery.bootsteps import CLOSE, RUN, TERMINATE  # type: ignore[attr-defined] # in no stub
-from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import processes_of
@@ -52,10 +51,9 @@ class WorkerHealth:
         if not queue_consumers:
             return WorkerFacts(Phase.STARTING)
         living, wanted = _processes(consumer.pool)
-        runs_tasks = isinstance(consumer.pool, SoloPool) and state.active_requests
         return WorkerFacts(
             Phase.RUNNING,
-            0.0 if runs_tasks else max(0.0, now - transport.turned_at),
+            transport.context.loop_late(transport.buffer.turned_at, now),
             living,
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),

@@ -49,7 +49,7 @@ class Recorder:
         self._queues = queues
         self._names = queues()
         self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
-        self._lock = threading.RLock()  # guards _hidden; reentrant as that of `Series`
+        self._lock = threading.Lock()  # guards _hidden
         # By gauge and queue, heaps of the monotonic instants at which messages come back.
         self._hidden: dict[Metric, defaultdict[str, list[float]]] = {
             names.RETRIES_WAITING: defaultdict(list),
@@ -181,7 +181,7 @@ class WorkerState:
 def worker_state(context: BrokerContext) -> WorkerState:
     """The state of the worker of this process."""
     consumers = copy_of(context.worker_queue_consumers)
-    held = [delivery for consumer in consumers for delivery in consumer.ledger.all()]
+    held = [delivery for consumer in consumers for delivery in consumer.held()]
     busy = sum(delivery.started for delivery in held) + sum(each.capacity.runs for each in consumers)
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
 

@@ -20,7 +20,7 @@ ReadGauge = Callable[[], Iterable[tuple[Labels, float]]]
 class Counter:
     """Only goes up. Any thread."""
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._values: defaultdict[Labels, float] = defaultdict(float)
 
@@ -51,7 +51,7 @@ class Histogram:
         record: is told each value, too: OpenTelemetry has no instrument that reads buckets.
     """
 
-    def __init__(self, bounds: tuple[float, ...], lock: threading.RLock) -> None:
+    def __init__(self, bounds: tuple[float, ...], lock: threading.Lock) -> None:
         self.bounds = bounds
         self._lock = lock
         self._values: defaultdict[Labels, _Values] = defaultdict(lambda: _Values([0] * (len(bounds) + 1)))
@@ -80,9 +80,7 @@ class Series:
     """
 
     def __init__(self) -> None:
-        # Guards all numbers. Reentrant: Celery's cold shutdown settles in a signal handler, on a thread that
-        # may be counting just now.
-        lock = threading.RLock()
+        lock = threading.Lock()  # guards all numbers
         self.counters = {one: Counter(lock) for one in METRICS if one.kind is Kind.COUNTER}
         self.histograms = {one: Histogram(one.buckets, lock) for one in METRICS if one.kind is Kind.HISTOGRAM}
         self.gauges: dict[Metric, ReadGauge] = {}

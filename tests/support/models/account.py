@@ -13,7 +13,8 @@ from collections import Counter
 from support.factories import TIMEOUT
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.held import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
 from celery_sqs_visibility.delivery.settle.dead_letters import described
@@ -80,7 +81,7 @@ class Account:
     @property
     def sendings(self):
         """Whose copies are sent."""
-        return [each for consumer in self.world.consumers for each in consumer._copies._sendings]
+        return [each for consumer in self.world.consumers for each in consumer.holder.copies._sendings]
 
     def interrupt_copies(self):
         """The machine slept during requests, which may be taken for hanging ones and made once more."""
@@ -151,7 +152,7 @@ class Account:
         assert self.world.now >= ended + TIMEOUT + MARGIN_SECONDS, "what this process has finished is over"
 
     def ending(self, run, how):
-        current = run.delivery.current
+        current = run.delivery
         match how:
             case "success" | "success, too":
                 self.done.update(run.keys)
@@ -167,7 +168,7 @@ class Account:
 
     def body_of(self, run):
         """As it was published, and is sent again."""
-        pointer = run.delivery.current.pointer
+        pointer = run.delivery.pointer
         return pointer.body if pointer is not None else run.payload["body"]
 
     # Requests
@@ -179,7 +180,7 @@ class Account:
             keys = self.keys_in(message.body)
             if (sending := self._sending(keys)) is None:
                 continue
-            current, message_id = sending.delivery.current, sending.delivery.facts.message_id
+            current, message_id = sending.delivery, sending.delivery.facts.message_id
             assert sending.delivery not in self.too_late, "nothing is copied after its deadline"
             assert now - current.deadline < CHECK_SECONDS, "nothing is copied long after its deadline"
             if not self.disturbed.issuperset(keys):  # else the answer that said so may not have been heard
@@ -204,7 +205,7 @@ class Account:
                 message_id = sending.delivery.facts.message_id
                 copied = self.copied.setdefault(sending.delivery, set())
                 copied.update(keys)
-                if copied.issuperset(self.keys_by_id(message_id)) and sending.delivery.current.held:
+                if copied.issuperset(self.keys_by_id(message_id)) and sending.delivery.held:
                     self.ended[message_id] = self.world.now
 
     def _sending(self, keys):
@@ -218,21 +219,17 @@ class Account:
         """Whenever no thread can go on."""
         for consumer in self.world.consumers:
             capacity, held = consumer.capacity, 0
-            for delivery in consumer.ledger.all():
-                held += not delivery.claimed and delivery not in capacity._aside
+            for delivery in consumer.held():
+                held += delivery.state is not State.COPYING and delivery not in capacity._aside
                 lease = delivery.lease
                 assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
             assert capacity.held == held, "capacity is counted"
         for run in self.world.pool.running:
             self.check_activity(run)
-            newest = run.delivery
-            while newest.superseded_by is not None:
-                newest = newest.superseded_by
-            assert run.delivery.current is newest, "a run has its newest delivery"
 
     def check_activity(self, run):
         """A run that shows no life ends with the supervisor's next look, or the one after a sleep."""
-        current, now = run.delivery.current, self.world.now
+        current, now = run.delivery, self.world.now
         if current.inactivity is None or current.lease is None:
             return
         silent_since = max(current.lease.last_sign, self.awake_since)

@@ -21,7 +21,7 @@ from support.models.steps import step
 from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.settlements import Delete, Release, Renew
+from celery_sqs_visibility.core.settlements import Delete, Release, Renew
 from celery_sqs_visibility.errors import ThrottledError
 from celery_sqs_visibility.policy.continued_events import continued_in
 

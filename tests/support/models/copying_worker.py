@@ -7,9 +7,8 @@ from support.factories import EVERYTHING
 from support.models.flights import Flight
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.core.settlements import Release, Split
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
-from celery_sqs_visibility.delivery.settlements import Release, Split
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -60,7 +59,6 @@ class Worker:
 
     def __init__(self, queue, clock):
         self.queue, self.clock = queue, clock
-        self.redeliveries = RedeliveryIndex(factories.TIMEOUT, clock)
         self.tasks, self.flights, self.consumers = [], [], []
         self.handles = set()
         self.stopped = self.was_stopped = False
@@ -74,7 +72,7 @@ class Worker:
             self.clock,
             open_message=EVENTS.decode,
             heartbeat_interval=40,
-            redeliveries=self.redeliveries,
+            holder=self.consumers[0].holder if self.consumers else None,
             consumers=lambda: self.consumers,
         )
         self.consumers.append(self.consumer)
@@ -85,8 +83,8 @@ class Worker:
         """Receive nothing more, and give back what does not run; of these kinds send no copies either."""
         for consumer in self.consumers:
             consumer.stop_polling()
-            consumer._copies.interrupt(Split, *kinds)
-            for delivery in consumer.ledger.unstarted():
+            consumer.holder.copies.interrupt(consumer, Split, *kinds)
+            for delivery in factories.unstarted(consumer):
                 delivery.settle(Release())
 
     def _take(self, payload, delivery):
@@ -105,24 +103,24 @@ class Worker:
     def take(self, now):
         """The next request with copies; `None` if none is due."""
         for consumer in self.consumers:
-            if (batch := consumer._copies.take(now)) is not None:
+            if (batch := consumer.holder.copies.take(now)) is not None:
                 check_batch(batch, now)
-                self.flights.append(Flight(consumer._copies, batch, now))
+                self.flights.append(Flight(consumer.holder.copies, batch, now))
                 return self.flights[-1]
         return None
 
     def send_next(self):
         """Make a request with copies; whether one was due."""
-        return any(consumer._copies.lane.send_next() for consumer in self.consumers)
+        return any(consumer.holder.copies.lane.send_next() for consumer in self.consumers)
 
     def originals(self):
         """The messages whose copies go out."""
-        sendings = [sending for consumer in self.consumers for sending in consumer._copies._sendings]
-        return [sending.delivery.current for sending in sendings]
+        sendings = [sending for consumer in self.consumers for sending in consumer.holder.copies._sendings]
+        return [sending.delivery for sending in sendings]
 
     def extend_and_settle(self):
         for consumer in () if self.stopped else self.consumers:
-            for part in (consumer._settler, consumer._heartbeat):
+            for part in (consumer.holder.settler, consumer.holder._heartbeat):
                 while part.lane.send_next():
                     pass
 
@@ -130,22 +128,23 @@ class Worker:
     def has_ended(self):
         """Whether nothing is under way."""
         return not self.flights and not any(
-            consumer._copies.unfinished or consumer._settler._unfinished for consumer in self.consumers
+            consumer.holder.copies.unfinished or consumer.holder.settler._unfinished
+            for consumer in self.consumers
         )
 
     @property
     def holds(self):
-        """How many messages it holds, which ledgers and capacities agree on."""
-        held = [(len(consumer.ledger), consumer.capacity.held) for consumer in self.consumers]
-        assert all(ledger == capacity for ledger, capacity in held), f"capacity is counted: {held}"
-        return sum(ledger for ledger, _ in held)
+        """How many messages it holds, on which holder and capacities agree."""
+        held = [(len(consumer.held()), consumer.capacity.held) for consumer in self.consumers]
+        assert all(messages == capacity for messages, capacity in held), f"capacity is counted: {held}"
+        return sum(messages for messages, _ in held)
 
 
 def check_batch(batch, now):
     """Originals are not lost; and the first batch of one event is full."""
     sendings = {each.tag.sending for each in batch.messages}
     for sending in sendings:
-        assert now - sending.delivery.current.deadline < CHECK_SECONDS, "nothing is sent of what is lost"
+        assert now - sending.delivery.deadline < CHECK_SECONDS, "nothing is sent of what is lost"
     if batch.kind is Split and len(sendings) == 1 and batch.messages[0].tag.place == 0:
         most = min(BATCH_ENTRIES, len(sending.copies))
         assert len(batch) == most or batch.messages[0].failures, "ten records go out together"

@@ -7,7 +7,7 @@ from support.factories import CHANGES, DELETES
 from support.models.flights import FAULTS, Flight
 from support.models.steps import step
 
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
+from celery_sqs_visibility.core.settlements import DeadLetter, Hide
 from celery_sqs_visibility.errors import RequestRefusedError
 
 SEND = "SendMessage"
@@ -26,14 +26,14 @@ class HeldFlight(Flight):
 
     def __init__(self, work, batch, since):
         super().__init__(work, batch, since)
-        self.extends = hasattr(batch, "extensions")
+        self.extends = hasattr(batch, "sent")
         self.changes_visibility = self.extends or batch.origin.kind is Hide
 
     def jobs(self):
-        """Pairs of a delivery and what is asked for it, seconds of an extension or a settlement."""
+        """Of each entry the delivery, its handle, and what is asked: seconds, or a settlement."""
         if self.extends:
-            return self.batch.extensions
-        return [(one.delivery, one.settlement) for one in self.batch.settlements]
+            return self.batch.sent
+        return [(one.delivery, one.delivery.handle, one.settlement) for one in self.batch.settlements]
 
 
 class HeldRequests(RuleBasedStateMachine):
@@ -47,11 +47,11 @@ class HeldRequests(RuleBasedStateMachine):
 
     @step(position=POSITIONS, **REQUEST)
     def beat(self, steps=1, fault="none", position=0):
-        self.request(self.queue_consumer._heartbeat, steps, fault, position)
+        self.request(self.queue_consumer.holder._heartbeat, steps, fault, position)
 
     @step(position=POSITIONS, **REQUEST)
     def settle(self, steps=1, fault="none", position=0):
-        self.request(self.queue_consumer._settler, steps, fault, position)
+        self.request(self.queue_consumer.holder.settler, steps, fault, position)
 
     def request(self, work, steps, fault, position):
         """Of the next request the first so many steps."""
@@ -67,12 +67,12 @@ class HeldRequests(RuleBasedStateMachine):
             return None
         flight = HeldFlight(work, batch, self.now)
         changing = [job for other in self.flights if other.changes_visibility for job in other.jobs()]
-        others = [delivery.handle for delivery, _ in changing]
-        for delivery, _ in flight.jobs():
+        others = [handle for _, handle, _ in changing]
+        for delivery, handle, _ in flight.jobs():
             held = delivery.held
             assert held is flight.extends, "what is settled is not extended"
             if flight.changes_visibility:
-                assert delivery.handle not in others, "one writer a delivery"
+                assert handle not in others, "one writer a delivery"
                 assert delivery.deadline > self.now, "another worker may have it"
         self.flights.append(flight)
         return flight
@@ -98,21 +98,21 @@ class HeldRequests(RuleBasedStateMachine):
             self.sqs.fail_next(action, error, position % len(jobs))
         failed = flight.send()
         self.sqs._failures[SEND].clear()  # a letter that has become too late is not sent
-        for place, (delivery, asked) in enumerate(jobs):
+        for place, (delivery, handle, asked) in enumerate(jobs):
             if flight.extends and place not in failed:
-                assert delivery.handle not in self.hidden_until, "no extension after a retry delay"
+                assert handle not in self.hidden_until, "no extension after a retry delay"
             if flight.changes_visibility and place not in failed:
-                self.note_change(delivery, None if flight.extends else getattr(asked, "seconds", 0))
+                self.note_change(delivery, handle, None if flight.extends else getattr(asked, "seconds", 0))
         return failed
 
-    def note_change(self, delivery, hidden_for):
+    def note_change(self, delivery, handle, hidden_for):
         """SQS takes an old handle, too, and may take a late change for nothing."""
         message = self.messages.get(delivery.facts.message_id)
-        if message is not None and message.handle != delivery.handle:
+        if message is not None and message.handle != handle:
             self.disturbed.add(message.id)
             self.hidden_until.pop(message.handle, None)
         elif message is not None and hidden_for is not None and message.visible_at == self.now + hidden_for:
-            self.hidden_until[delivery.handle] = message.visible_at
+            self.hidden_until[handle] = message.visible_at
 
     @step(which=WHICH)
     def conclude(self, which=0):

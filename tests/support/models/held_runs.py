@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release
 
 #: How a run may end.
 ENDS = {

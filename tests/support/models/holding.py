@@ -7,6 +7,7 @@ raise.
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from unittest.mock import Mock
 
@@ -23,7 +24,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.worker.drain import LastRuns
 
@@ -45,7 +46,7 @@ class Holding(HeldRequests):
         redrive.get(self.queue, self.clock.monotonic())
         redrive.find_dead_letter_queue(self.queue)
         self.queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
-        self.queue_consumer.capacity = AnyCapacity()
+        self.queue_consumer.capacity = self.queue_consumer._arrivals._capacity = AnyCapacity()
         self.receiver = Mock(stopping=False, halted=False, queue=self.queue)  # the machine polls in its place
         self.receiver.stop = lambda: self.receiver.configure_mock(stopping=True, halted=True)
         self.receiver.wait_for_polls.return_value = False
@@ -96,7 +97,7 @@ class Holding(HeldRequests):
         self.queue_consumer.capacity.hold(len(messages))
         self.queue_consumer._arrived(self.queue, messages, asked, self.now)
         handles = [message["ReceiptHandle"] for message in messages]
-        self.known += filter(None, map(self.queue_consumer.ledger.get, handles))
+        self.known += filter(None, map(self.queue_consumer.holder.get, handles))
         if handed_over:
             self.hand_over()
 
@@ -105,14 +106,14 @@ class Holding(HeldRequests):
         self.queue_consumer._buffer.dispatch(self.clock)
 
     def on_message(self, payload, _delivery):
-        delivery = self.queue_consumer.ledger.get(payload["handle"]).current
+        delivery = self.queue_consumer.holder.get(payload["handle"])
         if self.now <= self.finished_at.get(delivery.facts.message_id, -1e9) + TIMEOUT:
             self.wrong.append("what was finished here is run again")
-        delivery.on_lost = self.on_lost
+        delivery.on_lost = functools.partial(self.on_lost, delivery)
         self.handed_over += 1
         self.runs.append(Run(delivery, early=self.handed_over % 5 == 0))
 
-    def on_lost(self, delivery):
+    def on_lost(self, delivery, _receipt):
         if not delivery.held:
             self.wrong.append("the run of what is settled is ended")
 
@@ -175,7 +176,7 @@ class Holding(HeldRequests):
         run.delivery.settle(settlement)
         assert not run.delivery.settle(Delete()), "a second settlement does nothing"
         if isinstance(settlement, (Delete, DeadLetter)):
-            assert run.delivery.current.waiting is None, "what deletes a message waits for nothing"
+            assert run.delivery.waiting is None, "what deletes a message waits for nothing"
 
     @step(which=WHICH, seconds=range(1, 901))
     def extend(self, which=0, seconds=600):
@@ -190,7 +191,7 @@ class Holding(HeldRequests):
 
     @step(position=POSITIONS, **REQUEST)
     def wait_for_the_next_beat(self, steps=0, fault="none", position=0):
-        if (due := self.queue_consumer.ledger.next_extension()) is not None:
+        if (due := self.queue_consumer.holder.next_extension()) is not None:
             self.clock.advance(max(0, due - self.now))
         self.beat(steps, fault, position)
 
@@ -214,7 +215,7 @@ class Holding(HeldRequests):
     @step(often=0.1, when=lambda world: world.receiver.stopping)
     def time_is_up(self):
         """What runs is handed back, and its processes are killed; what was acknowledged early goes on."""
-        self.queue_consumer._shutdown._give_back(self.queue_consumer.ledger.all())
+        self.queue_consumer._shutdown._give_back(self.queue_consumer.held())
         self.last_runs.end_late()
         assert all(run.killed for run in self.runs if run.begun), "no run goes on without its message"
         self.bury()
@@ -242,8 +243,7 @@ class Holding(HeldRequests):
             if message.handle in self.hidden_until:
                 assert message.visible_at == self.hidden_until[message.handle], "it comes back at its time"
         batches = [flight.batch for flight in self.flights if flight.extends]
-        asked = {id(delivery) for batch in batches for delivery, _ in batch.extensions}
-        asked |= {id(delivery) for batch in batches for delivery in batch.others}
+        asked = {id(one.delivery) for batch in batches for one in [*batch.sent, *batch.others]}
         for delivery in self.known:
             assert delivery.extending == (id(delivery) in asked), "what is being extended is in a request"
             assert delivery.extending or delivery.waiting is None
@@ -252,11 +252,9 @@ class Holding(HeldRequests):
                 assert (delivery.bucket is not None) + delivery.extending + delivery.lost >= 1
             else:
                 assert delivery.bucket is None, "only what is held is extended"
-        assert self.queue_consumer.capacity.held == len(self.queue_consumer.ledger), "capacity is freed"
+        assert self.queue_consumer.capacity.held == len(self.queue_consumer.held()), "capacity is freed"
         for run in self.runs:
-            current = run.delivery.current
-            assert current.acknowledged_early is run.delivery.acknowledged_early
-            assert current.started is run.begun or not current.held
+            assert run.delivery.started is run.begun or not run.delivery.held
 
     def is_hidden(self, delivery):
         """Whether SQS hides a delivery's message for as long as the delivery says, from everybody else."""
@@ -286,12 +284,12 @@ class Holding(HeldRequests):
                 self.reach()
             while self.flights:
                 self.conclude()
-            if not self.queue_consumer._settler._unfinished:
+            if not self.queue_consumer.holder.settler._unfinished:
                 break
             self.clock.advance(0.5)
-        assert not self.queue_consumer._settler._unfinished
-        assert len(self.queue_consumer.ledger) == 0
-        assert self.queue_consumer.ledger.wait_for_extensions(0)
-        assert self.queue_consumer.ledger.next_extension() is None
+        assert not self.queue_consumer.holder.settler._unfinished
+        assert len(self.queue_consumer.held()) == 0
+        assert self.queue_consumer.holder.wait_for_extensions(0)
+        assert self.queue_consumer.holder.next_extension() is None
         assert not any(delivery.extending or delivery.waiting for delivery in self.known)
         self.all_is_well()

@@ -15,8 +15,8 @@ from celery import states
 from support.clock import FakeClock
 from support.factories import FakeHolder, exc_info, held_delivery, request
 
+from celery_sqs_visibility.core.settlements import Delete, Hide, Park, Renew
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Park, Renew
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Renewal

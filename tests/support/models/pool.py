@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from weakref import ref
 
-from celery_sqs_visibility.delivery.model import Inactivity
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.delivery import Inactivity
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.policy.prefetch import Slots
 
 
@@ -72,9 +72,9 @@ class Pool:
 
     def on_message(self, payload, _delivery):
         world = self.world
-        delivery = world.consumer.ledger.get(payload["handle"])
+        delivery = world.consumer.holder.get(payload["handle"])
         assert delivery is not None, "Celery finds what it is given"
-        run = Run(delivery.current, payload, world)
+        run = Run(delivery, payload, world)
         run.delivery.on_lost = functools.partial(self.end_lost, run)
         if world.watches_runs and len(self.known) % 4 == 0:
             run.delivery.inactivity = Inactivity(INACTIVITY, functools.partial(self.end_inactive, run))
@@ -129,15 +129,15 @@ class Pool:
             assert not run.delivery.settle(Delete()), "a second settlement does nothing"
         self.fill()
 
-    def end_lost(self, run, lost):
-        """As Celery's request does it: it is told without a lock, and its ledger says who was first.
+    def end_lost(self, run, receipt):
+        """As Celery's request does it: it is told without a lock, and its holder says who was first.
 
         It may have been settled since it was lost, by its run's own end, or have come back.
         """
         self.world.account.counts["told lost"] += 1
         if run.ends_when_lost and run in self.running:
             run.given_up = True
-            run.given_up = lost.holder.settle(lost, Lapse())
+            run.given_up = run.delivery.holder.settle(run.delivery, Lapse(), receipt)
         if run.given_up:
             if run.early:
                 run.delivery.ran()
@@ -146,7 +146,7 @@ class Pool:
             self.fill()
 
     def show_life(self, run):
-        current = run.delivery.current
+        current = run.delivery
         if current.inactivity is not None and current.lease is not None:
             current.lease.last_sign = self.world.now
 

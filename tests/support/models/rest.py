@@ -89,7 +89,7 @@ def is_busy(world):
     """Requests under way count too: a message that is given up may still be deleted."""
     pool = world.pool
     held = any(
-        len(consumer.ledger) or consumer._settler._unfinished or consumer._copies.unfinished
+        len(consumer.held()) or consumer.holder.settler._unfinished or consumer.holder.copies.unfinished
         for consumer in world.consumers
     )
     starting = not world.has_started or world.ending
@@ -102,11 +102,11 @@ def is_given_up(world, message):
 
 def check_nothing_is_kept(world, consumer):
     capacity = consumer.capacity
-    assert len(consumer.ledger) == 0, "nothing is held"
-    assert not consumer.ledger._waiting, "no settlement waits"
-    assert consumer.ledger.next_extension() is None, "nothing is to be extended"
-    assert not consumer._settler._unfinished, "everything is settled"
-    assert not consumer._copies.unfinished, "all copies are sent"
+    assert len(consumer.held()) == 0, "nothing is held"
+    assert not consumer.holder._held.postponed, "no settlement waits"
+    assert consumer.holder.next_extension() is None, "nothing is to be extended"
+    assert not consumer.holder.settler._unfinished, "everything is settled"
+    assert not consumer.holder.copies.unfinished, "all copies are sent"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
     assert capacity._fifo.occupied == 0, "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"
@@ -117,7 +117,7 @@ def check_nothing_is_kept(world, consumer):
 def check_nothing_is_known(world):
     assert not any(map(len, world.buffers)), "nothing is buffered"
     assert not world.leases._taken, "no run has a lease"
-    assert not world.redeliveries._held, "nothing is known as held"
+    assert not world.consumer.holder._held._held, "nothing is known as held"
     if world.turns is not None:
         for queue in world.queues:
             assert world.turns.held(queue) == 0, "nothing counts for its queue"

@@ -16,8 +16,8 @@ from support.models.steps import step
 from support.simulated_threads import SimulatedThreads
 
 from celery_sqs_visibility.beat import SendsOnce
+from celery_sqs_visibility.core.settlements import Park
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.settlements import Park
 from celery_sqs_visibility.errors import StoreUnavailableError
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.guarded import GuardedStore

@@ -29,15 +29,15 @@ from support.simulated_sqs import ACTIONS, FAULTS, Requests, SimulatedBucket, Si
 from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.held import MARGIN_SECONDS
+from celery_sqs_visibility.core.settlements import Split
 from celery_sqs_visibility.delivery import watches
-from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, RedeliveryIndex
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settlements import Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.policy.options import Options
@@ -152,7 +152,6 @@ class Whole(RuleBasedStateMachine):
         self.pool = Pool(self, slots=chance.choice([1, 3, 8]), dispatches=chance.random() < 0.5)
         self.pauses = Pauses(self.clock)
         self.pump = Pump(self.clock)
-        self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.has_started = self.ending = self.dying = False
         self.redrive = RedriveBook()
         self.has_loop = chance.random() < 0.5
@@ -168,7 +167,7 @@ class Whole(RuleBasedStateMachine):
             self.clock,
             buffer=self.buffer,
             redrive=self.redrive,
-            redeliveries=self.redeliveries,
+            holder=self.consumers[0].holder if self.consumers else None,
             open_message=self.open_message,
             payloads=self.bucket,
             slots=self.pool.slots,
@@ -384,7 +383,7 @@ class Whole(RuleBasedStateMachine):
         for consumer in consumers:
             consumer.give_back_unstarted()
         for consumer in consumers:
-            while (left := ends - self.now) > 0 and not consumer.ledger.wait_until_empty(min(left, 0.5)):
+            while (left := ends - self.now) > 0 and not consumer.wait_until_empty(min(left, 0.5)):
                 pass
         received = self.account.counts["Received"]
         for consumer in consumers:
@@ -394,7 +393,7 @@ class Whole(RuleBasedStateMachine):
         # What a poll brings meanwhile may be settled later.
         calm = calm and self.account.counts["Received"] == received
         if calm and max(self.requests.failed_at, self.account.awake_since) < ends - grace - CALM:
-            unfinished = any(consumer._settler._unfinished for consumer in consumers)
+            unfinished = any(consumer.holder.settler._unfinished for consumer in consumers)
             assert not unfinished, "a drain has the time to settle"
         self.dying = True
 

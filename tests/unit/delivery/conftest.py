@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
@@ -13,12 +12,10 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.core.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
-from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.events import subscribe
 
 
@@ -54,7 +51,6 @@ class World:
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
         self.slots, self.turns, self.pauses = slots, turns, Pauses(self.clock)
         self.buffer = Buffer()
-        self.redeliveries = RedeliveryIndex(TIMEOUT, self.clock)
         self.consumers = []
         self.consumer = self.new_consumer()
 
@@ -63,7 +59,7 @@ class World:
         consumer = factories.queue_consumer(
             self.clock,
             buffer=self.buffer,
-            redeliveries=self.redeliveries,
+            holder=self.consumers[0].holder if self.consumers else None,
             open_message=self.open_message,
             slots=self.slots,
             turns=self.turns,
@@ -72,7 +68,7 @@ class World:
         )
         if isinstance(self.clock, FakeClock):
             # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
-            consumer._supervisor.start = consumer._heartbeat.lane.start = lambda: None
+            consumer._supervisor.start = consumer.holder._heartbeat.lane.start = lambda: None
         self.consumers.append(consumer)
         return consumer
 
@@ -133,20 +129,20 @@ class World:
 
     def delivery(self, payload):
         """As kombu's message looks it up."""
-        return self.consumer.ledger.get(payload["handle"])
+        return self.consumer.holder.get(payload["handle"])
 
     def visible(self, queue):
         return [message["Body"] for message in self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)]
 
     def held(self, consumer=None):
-        """How many messages are held, which ledger and capacity agree on."""
+        """How many messages are held, on which holder and capacity agree."""
         consumer = consumer or self.consumer
-        assert consumer.capacity.held == len(consumer.ledger)
+        assert consumer.capacity.held == len(consumer.held())
         return consumer.capacity.held
 
     def beat(self):
         """As a heartbeat's thread does it when it is time."""
-        work_off(self.consumer._heartbeat.lane)
+        work_off(self.consumer.holder._heartbeat.lane)
 
     def extend(self):
         self.clock.advance(TIMEOUT * 2 / 3)
@@ -171,11 +167,11 @@ class World:
         for _ in messages:
             consumer.capacity.received(consumer.capacity.reserve(queue.name, SOON), 1)
         consumer._arrived(queue, messages, now, now)
-        return [consumer.ledger.get(message["ReceiptHandle"]) for message in messages]
+        return [factories.by_receipt(consumer, message["ReceiptHandle"]) for message in messages]
 
     def close(self):
         for consumer in self.consumers:
-            for delivery in consumer.ledger.all():
+            for delivery in consumer.held():
                 delivery.settle(Lapse())
             consumer.close()
         self.buffer.close()
@@ -221,12 +217,3 @@ def events():
     end = subscribe(events)
     yield events
     end()
-
-
-@pytest.fixture
-def leases():
-    """The table that running tasks see."""
-    leases = LeaseTable()
-    yield leases
-    for end in leases._pipe:
-        os.close(end)

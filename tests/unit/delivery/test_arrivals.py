@@ -8,8 +8,8 @@ from support.factories import CHANGES, DELETES, TIMEOUT, BusySQS
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -186,7 +186,7 @@ def test_a_far_eta_is_held_where_the_queue_takes_no_copy_of_it(world, redriven, 
     wait_until(lambda: len(world.buffer) == 2, SOON, "both to be buffered")
     world.hand_over()
     held = [world.delivery(payload) for payload in world.handed]
-    assert set(world.consumer.ledger.all()) == set(held)  # two threads tried to send the copies
+    assert set(world.consumer.held()) == set(held)  # two threads tried to send the copies
     assert world.held() == len(held) == 2
     assert events.of(Parked) == events.of(Lost) == []
     assert caplog.text.count("allow sqs:SendMessage") == 1
@@ -208,9 +208,9 @@ def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_me
     wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
     assert factories.left(redriven) == 1
     world.clock.advance(5)
-    with world.consumer._pump.lock:
-        world.consumer._settler.lane.wake()
-        world.consumer._copies.lane.wake()
+    with world.consumer.holder._pump.lock:
+        world.consumer.holder.settler.lane.wake()
+        world.consumer.holder.copies.lane.wake()
     events.wait(sent)
     events.wait(Deleted)
 

@@ -13,6 +13,8 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core.held import Past
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.delivery.awaited_payloads import (
     MOST_FETCHES,
     SILENCE_SECONDS,
@@ -21,7 +23,6 @@ from celery_sqs_visibility.delivery.awaited_payloads import (
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, size_attribute
@@ -74,9 +75,9 @@ def held(world, queue, store):
 
 def flushed(world):
     """Everything is settled and removed."""
-    assert world.consumer._copies.flush(SOON)
-    assert world.consumer._settler.flush(SOON)
-    assert world.consumer._removals.flush(SOON)
+    assert world.consumer.holder.copies.flush(SOON)
+    assert world.consumer.holder.settler.flush(SOON)
+    assert world.consumer.holder._removals.flush(SOON)
 
 
 def fetches(world):
@@ -89,9 +90,11 @@ def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, sto
     world.sqs.fail_next("DeleteMessageBatch", UnavailableError("down"))
     delivery.settle(Delete())
     wait_until(lambda: len(world.entries("DeleteMessageBatch")) == 1, SOON, "the deletion that fails")
-    world.consumer._removals.flush(0)
+    world.consumer.holder._removals.flush(0)
     assert store.objects
-    wait_until(lambda: world.clock.advance(1) or world.consumer._settler.flush(0.05), SOON, "the deletion")
+    wait_until(
+        lambda: world.clock.advance(1) or world.consumer.holder.settler.flush(0.05), SOON, "the deletion"
+    )
     flushed(world)
     assert (store.objects, left(queue)) == ({}, 0)
 
@@ -148,7 +151,7 @@ def test_a_renewed_message_leaves_its_payload_to_its_copy(world, queue, store):
 
 def test_a_finished_message_that_comes_back_does_not_take_the_payload_with_it(world, queue, store):
     delivery = held(world, queue, store)
-    world.redeliveries.finish(delivery)
+    world.consumer.holder.remember(Past.FINISHED, delivery)
     delivery.settle(Lapse())
     world.come_back(queue)
     flushed(world)
@@ -264,7 +267,7 @@ def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_
     world.consume(queue)
     wait_until(threads._work.ready, SOON, "the message")
     work_off(threads)
-    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 1)
+    assert (world.consumer.capacity.held, len(world.consumer.held())) == (0, 1)
     world.clock.advance(2)
     work_off(threads)
     assert world.held() == 1
@@ -283,7 +286,7 @@ def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_
         send(queue, store, key=new_key(""))
     world.consume(queue)
     wait_until(lambda: (work_off(threads), len(store.calls) == 5)[1], SOON, "all to wait for S3")
-    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, 5)
+    assert (world.consumer.capacity.held, len(world.consumer.held())) == (0, 5)
     world.clock.advance(2)
     work_off(threads)
     assert len(world.buffer) == 3  # one beyond the two that it may hold
@@ -317,7 +320,7 @@ def test_while_s3_is_silent_no_message_keeps_its_place_whether_its_fetch_has_beg
     assert world.consumer.capacity.held == MOST_FETCHES + 2
     world.clock.advance(SILENCE_SECONDS)
     watch.replace_stuck(world.clock.monotonic())
-    assert (world.consumer.capacity.held, len(world.consumer.ledger)) == (0, MOST_FETCHES + 2)
+    assert (world.consumer.capacity.held, len(world.consumer.held())) == (0, MOST_FETCHES + 2)
     store.gate.set()
     wait_until(lambda: len(world.buffer) == MOST_FETCHES + 2, SOON, "the payloads")
     assert world.consumer.capacity.held == MOST_FETCHES + 2
@@ -362,8 +365,8 @@ def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(worl
 def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
     world, queue, store, monkeypatch, during
 ):
-    monkeypatch.setattr(world.consumer.parking, "parks_so_far", lambda _delivery, _content: 3)
-    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "i\nd")
+    monkeypatch.setattr(world.consumer.holder.parking, "parks_so_far", lambda _delivery, _content: 3)
+    content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "i\nd", eta=1.0)
     monkeypatch.setattr(world.consumer._arrivals._decoder, "_open", lambda _queue, _message: content)
     if during:
         store.gate.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import threading
 
 import pytest
 from support import factories
@@ -12,8 +11,8 @@ from support.factories import DELETES, TIMEOUT, CrowdedSQS, requests
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -39,7 +38,7 @@ def test_an_abandoned_queue_costs_no_request_and_others_keep_what_they_hold(worl
     (kept,) = world.deliveries(world.queue("other"), "b")[1:]
     world.consumer.cancel("q")
     world.consumer.abandon("q")
-    assert world.consumer.ledger.all() == [kept]
+    assert world.consumer.held() == [kept]
     kept.settle(Lapse())
     assert [event.delivery for event in events.of(Hidden)] == [one.facts, kept.facts]
     world.come_back(queue)
@@ -79,7 +78,7 @@ def test_closing_gives_back_what_did_not_start_and_keeps_what_runs(world, queue,
     world.consumer.close()
     assert events.of(Released) == [Released(waits.facts)]
     assert world.visible(queue) == ["b"]
-    assert world.consumer.ledger.all() == [runs, dispatched]
+    assert world.consumer.held() == [runs, dispatched]
     world.extend()
     assert not runs.lost
     assert dispatched.start()
@@ -95,7 +94,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
         world.sqs.meanwhile = lambda: None
         world.consumer.end_by(world.clock.monotonic(), world.clock.monotonic())
         world.consumer.close()
-        for thread in list(world.consumer._pump._threads):
+        for thread in list(world.consumer.holder._pump._threads):
             thread.join(0.1)  # those that end have ended
 
     world.sqs.meanwhile = close
@@ -109,29 +108,11 @@ def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread
     world.consumer.close()
     world.come_back(queue)
     events.wait(Released, 2)
-    settlers = world.consumer._pump._threads
+    settlers = world.consumer.holder._pump._threads
     for thread in list(settlers):
         thread.join(SOON)
     assert settlers == set()
     assert (world.held(), len(world.buffer)) == (0, 0)
-
-
-def test_a_signal_handler_may_settle_the_last_one_wherever_the_closing_is(world, queue):
-    (one,) = world.deliveries(queue, "a")
-    assert one.start()
-    world.consumer.close()
-    settled = []
-
-    def settle_in_the_critical_section():
-        with world.consumer._lock:
-            settled.append(one.settle(Delete()))
-
-    thread = threading.Thread(target=settle_in_the_critical_section, daemon=True)
-    thread.start()
-    thread.join(SOON)
-    if not settled:
-        world.consumers.clear()  # its lock is taken for good, and closing it would wait for that
-    assert settled == [True]
 
 
 def test_it_can_be_closed_before_anything_and_twice_and_used_again(world, queue, events):

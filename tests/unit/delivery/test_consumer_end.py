@@ -10,7 +10,7 @@ from support.factories import CHANGES, EVERYTHING, counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.settlements import Hide
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.shutdown import HAND_BACK_SECONDS
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -110,7 +110,7 @@ def test_a_message_does_not_go_from_one_worker_that_ends_to_the_next(start, sqs,
         end(world)
     factories.send(queue, "a")
     wait_until(lambda: len(factories.entries(sqs, CHANGES)) == 2, SOON, "the second to give it back")
-    wait_until(lambda: not any(len(world.consumer.ledger) for world in worlds), SOON, "the settlements")
+    wait_until(lambda: not any(len(world.consumer.held()) for world in worlds), SOON, "the settlements")
     wait_until(lambda: sum(map(polls, worlds)) == 4, SOON, "two of six to have received it")
     assert counts(queue) == (0, 1)
     ((_, seconds),) = factories.entries(sqs, CHANGES)[-1]
@@ -142,7 +142,7 @@ def test_what_the_last_poll_brings_goes_to_the_next_consumer_of_the_process(star
     for count in range(1, 5):
         factories.send(queue, "a")
         wait_until(partial(holds, world, count), SOON, "the message, whichever poll took it")
-        assert [len(each.ledger) for each in world.consumers] == [0, 0, 0, count]
+        assert [len(each.held()) for each in world.consumers] == [0, 0, 0, count]
         assert [each.capacity.held for each in world.consumers] == [0, 0, 0, count]
     assert counts(queue) == (0, 4)
     assert not factories.entries(world.sqs, CHANGES), "none was given back"
@@ -152,7 +152,7 @@ def test_a_message_that_an_earlier_consumer_hid_is_expected_by_the_one_that_poll
     world = start(consumers=lambda: world.consumers)
     factories.send(queue, "a")
     wait_until(partial(holds, world, 1), SOON, "the message")
-    (one,) = world.consumer.ledger.all()
+    (one,) = world.consumer.held()
     end(world)
     world.consumer = world.new_consumer()
     world.consumer.consume(queue, world.on_message(world.handed.append))

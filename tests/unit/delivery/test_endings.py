@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 from support.factories import delivery, sqs_queue
 
-from celery_sqs_visibility.delivery.endings import (
-    OUTCOMES,
-    measure_end,
-    measure_run,
-    measure_settlement,
-    outcome_of,
-    return_of,
-)
-from celery_sqs_visibility.delivery.settlements import (
+from celery_sqs_visibility.core.settlements import (
     DeadLetter,
     Delete,
     Hide,
@@ -21,6 +13,14 @@ from celery_sqs_visibility.delivery.settlements import (
     Park,
     Release,
     Settlement,
+)
+from celery_sqs_visibility.delivery.endings import (
+    OUTCOMES,
+    measure_end,
+    measure_run,
+    measure_settlement,
+    outcome_of,
+    return_of,
 )
 from celery_sqs_visibility.events import Hidden, Parked, Released, subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded

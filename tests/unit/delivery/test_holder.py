@@ -10,11 +10,12 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.hold.redelivery import MARGIN_SECONDS, Arrival, Past
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Split
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.copies import Sending
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Renew, Split
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -68,7 +69,7 @@ def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queu
 def test_an_error_after_one_settlement_concerns_no_other(world, queue, events, monkeypatch, caplog):
     first, second = world.deliveries(queue, "a", "b")
     first.pointer = object()  # which is none
-    monkeypatch.setattr(world.consumer, "_remove_payload", lambda *_: 1 / 0)
+    monkeypatch.setattr(world.consumer.holder, "_remove_payload", lambda *_: 1 / 0)
     first.settle(Delete())
     second.settle(Delete())
     assert events.wait(Deleted) == [Deleted(second.facts)]
@@ -111,8 +112,8 @@ def test_what_was_deleted_too_late_may_come_back_and_is_remembered_for_longer(ma
     other.settle(Delete())  # what is finished is forgotten as others are
     events.wait(Deleted, 2)
     again = replace(one, handle="again", deadline=world.clock.monotonic() + TIMEOUT)
-    world.consumer.ledger.add([again])
-    assert world.redeliveries.check(again) is arrival
+    assert world.consumer.holder.receive([again]) == [(arrival, again)]
+    again.settle(Lapse())
 
 
 def test_what_was_dispatched_runs_although_it_is_lost_and_its_success_is_settled(make, events):
@@ -205,32 +206,30 @@ class TestComingBack:
     def test_in_the_buffer_it_waits_on_and_is_handed_over_once(self, world, queue, taken, events):
         (back,) = world.come_back(queue)
         assert world.hand_over() == 1
-        assert [one.current for one in taken] == [back]
-        assert world.delivery({"handle": taken[0].handle}) is taken[0], "kombu acknowledges by the old handle"
+        assert taken == [back]
+        assert back.handle != back.tag
+        assert world.delivery({"handle": back.tag}) is back, "kombu acknowledges by the first handle"
         assert events.of(Superseded) == [Superseded(back.facts)]
         assert events.of(Lost) == []
         assert world.held() == 1
 
-    def test_it_keeps_its_turn_in_its_newest_delivery(self, make):
+    def test_it_keeps_its_turn(self, make):
         turns = Turns("strict", Options.parse({}).for_queue)
         world = make(heartbeat_interval=0, turns=turns)
         queue = world.queue("turns")
         (one,) = world.deliveries(queue, "a")
         turns.begin(one)
         (back,) = world.come_back(queue)
-        assert one.current is back
-        assert list(turns._begun[queue.name].values()) == [back]
+        assert one is back
+        assert list(turns._begun[queue.name].values()) == [one]
 
     @pytest.mark.parametrize("whose", ["its own", "another"])
-    def test_in_the_buffer_it_may_lapse_again_and_is_let_go_by_the_consumer_that_has_it(
-        self, world, queue, taken, other, whose
-    ):
-        consumer = other if whose == "another" else world.consumer
-        world.come_back(queue, consumer)
+    def test_in_the_buffer_it_may_lapse_again_and_is_let_go(self, world, queue, taken, other, whose):
+        world.come_back(queue, other if whose == "another" else world.consumer)
         world.clock.advance(TIMEOUT)
         world.hand_over()
         assert taken == []
-        assert world.held(consumer) == 0
+        assert (world.held(), world.held(other)) == (0, 0)
 
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
     @pytest.mark.parametrize("runs", ["before it comes back", "after it came back"])
@@ -243,8 +242,8 @@ class TestComingBack:
         if runs == "after it came back":
             assert getattr(one, begin)()
         assert len(world.buffer) == 0
-        assert (back.started, back.dispatched) == (begin == "start", begin == "dispatch")
-        assert world.consumer.ledger.unstarted() == []
+        assert back.state is (State.RUNNING if begin == "start" else State.DISPATCHED)
+        assert factories.unstarted(world.consumer) == []
         assert world.held() == 1
         assert one.settle(Delete())
         events.wait(Deleted)
@@ -270,7 +269,7 @@ class TestComingBack:
         world.beat()
         assert one.lost
         (back,) = world.come_back(queue)
-        assert one.current is back
+        assert one is back
         assert not back.lost
         one.settle(Hide(30))
         assert events.wait(Hidden) == [Hidden(back.facts, 30)]
@@ -284,7 +283,7 @@ class TestComingBack:
         one.on_lost = ended.append
         (back,) = world.come_back(queue)
         one.tell_lost()
-        assert ended == [back]
+        assert ended == [back.handle]
 
     def test_an_extension_of_the_old_handle_that_is_refused_then_is_no_loss(self, make, events):
         world = make()
@@ -301,15 +300,13 @@ class TestComingBack:
 
         world.sqs.meanwhile = come_back
         world.extend()
-        assert one.current is came[0]
+        assert one is came[0]
         assert events.of(Lost) == []
-        assert not one.current.lost
+        assert not one.lost
 
     def test_a_wish_is_heard_although_its_message_comes_back(self, world, queue, one):
         one.start()
-        world.consumer.ledger.request_extension(
-            one, world.clock.monotonic() + TIMEOUT + 300, world.clock.monotonic()
-        )
+        one.extend(world.clock.monotonic() + TIMEOUT + 300)
         (back,) = world.come_back(queue)
         world.beat()
         assert world.entries(CHANGES) == [(back.handle, 300)]
@@ -331,7 +328,8 @@ class TestComingBack:
         events.wait(Lost)
         for _ in range(2):  # meanwhile others are finished, whereupon what is over is forgotten
             world.clock.advance(5 * TIMEOUT)
-            world.redeliveries.remember(Past.FINISHED, queue, "another")
+            another = factories.delivery(queue, message_id="another", now=world.clock.monotonic())
+            world.consumer.holder.remember(Past.FINISHED, another)
         world.come_back(queue)
         assert len(events.wait(FinishedBefore)) == 1
         events.wait(Deleted)
@@ -342,60 +340,66 @@ class TestComingBack:
         if found != "in the buffer":
             world.hand_over()
         came = []
-        settle = world.consumer.settle
+        holder = world.consumer.holder
+        settle = holder.settle
 
-        def settle_too_late(delivery, settlement):
-            world.consumer.settle = settle
+        def settle_too_late(*asked):
+            holder.settle = settle
             came.extend(world.come_back(queue))
-            return settle(delivery, settlement)
+            return settle(*asked)
 
         world.clock.advance(TIMEOUT)
-        world.consumer.settle = settle_too_late
+        holder.settle = settle_too_late
         if found == "in the buffer":
             world.hand_over()
         (one,) = taken
         assert one.start() if found == "in the buffer" else getattr(one, found)()
-        assert [one.current] == came == world.consumer.ledger.all()
-        assert world.consumer.ledger.unstarted() == []
+        assert [one] == came == world.consumer.held()
+        assert factories.unstarted(world.consumer) == []
 
     @pytest.mark.parametrize("settlement", [Delete(), Hide(30)])
     def test_it_may_be_settled_while_it_comes_back(self, world, queue, one, events, settlement):
         one.start()
-        check = world.redeliveries.check
+        holder = world.consumer.holder
+        receive = holder.receive
 
-        def settle_first(delivery):
+        def settle_first(deliveries):
             one.settle(settlement)
-            return check(delivery)
+            return receive(deliveries)
 
-        world.redeliveries.check = settle_first
+        holder.receive = settle_first
         (back,) = world.come_back(queue)
         if settlement == Delete():
             events.wait(Deleted, 2)
             assert (len(world.buffer), world.held(), factories.left(queue)) == (0, 0, 0)
         else:  # it is run again
             assert len(world.buffer) == 1
-            assert world.consumer.ledger.all() == [back]
+            assert world.consumer.held() == [back]
             assert world.held() == 1
 
-    def test_it_moves_to_another_consumer_of_the_process(self, world, queue, one, other, events):
+    def test_it_may_be_received_by_another_consumer_of_the_process(self, world, queue, one, other, events):
         one.start()
+        first = one.handle
         world.consumer.close()
-        (back,) = world.come_back(queue, other)
-        assert events.of(Superseded) == [Superseded(back.facts)]
-        assert (world.held(), world.held(other)) == (0, 1)
-        assert other.ledger.all() == [back]
+        world.come_back(queue, other)
+        assert one.handle != first
+        assert events.of(Superseded)[0].delivery.receive_count == 2
+        assert (world.held(), world.held(other)) == (1, 0)
+        assert world.consumer.held() == [one]
         one.settle(Delete())
         events.wait(Deleted)
-        assert world.entries(DELETES) == [back.handle]
-        assert (world.held(other), factories.left(queue)) == (0, 0)
+        assert world.entries(DELETES) == [one.handle]
+        assert (world.held(), factories.left(queue)) == (0, 0)
 
-    def test_what_is_buffered_by_a_consumer_that_closes_is_given_back_by_the_other(
+    def test_what_is_buffered_by_a_consumer_that_closes_is_given_back(
         self, world, queue, taken, other, events
     ):
-        (back,) = world.come_back(queue, other)
+        world.come_back(queue, other)
+        (one,) = world.consumer.held()
         world.consumer.close()
-        assert events.wait(Released) == [Released(back.facts)]
-        assert (world.held(other), len(world.buffer)) == (0, 0)
+        assert events.wait(Released) == [Released(one.facts)]
+        assert world.entries(CHANGES) == [(one.handle, 0)]
+        assert (world.held(), world.held(other), len(world.buffer)) == (0, 0, 0)
 
 
 def test_copies_are_sent_of_a_message_once(world, queue, events):
@@ -408,14 +412,14 @@ def test_copies_are_sent_of_a_message_once(world, queue, events):
 
 def test_the_end_of_a_run_that_never_began_frees_nothing(world, queue):
     (one,) = world.deliveries(queue, "a")
-    world.consumer.ran(one)
+    world.consumer.holder.ran(one)
     assert world.held() == 1
 
 
 def test_a_message_of_which_no_copy_can_be_made_has_no_renewal(world, queue):
     (one,) = world.deliveries(queue, "a")
     eta = world.clock.wall() + 3600
-    assert world.consumer.parking.renewal(one, eta, lambda _: None, {}) is None
+    assert world.consumer.holder.parking.renewal(one, eta, lambda _: None, {}) is None
 
 
 def newer(delivery):
@@ -433,59 +437,47 @@ def test_what_comes_back_when_its_copies_are_sent_is_finished_and_else_is_not(
     world, queue, settlement, arrival
 ):
     (one,) = world.deliveries(queue, "a")
-    consumer = world.consumer
-    assert consumer.ledger.claim(one)
-    assert consumer._settle_claimed(one, settlement)
-    assert not consumer._settle_claimed(one, settlement)
+    holder = world.consumer.holder
+    assert holder._held.claim(one)
+    assert holder.settle_copied(one, settlement)
+    assert not holder.settle_copied(one, settlement)
+    world.consumer.capacity.release()
     again = newer(one)
-    consumer.ledger.add([again])
-    assert consumer.redeliveries.check(again) is arrival
+    assert holder.receive([again]) == [(arrival, again)]
+    again.settle(Lapse())
+    world.consumer.capacity.hold(1)
 
 
-def test_a_message_that_comes_back_just_as_its_copies_are_sent_is_settled_in_its_newest_delivery(
-    world, queue, monkeypatch
+def test_a_message_that_comes_back_while_its_copies_are_sent_is_deleted_under_its_newest_receipt(
+    world, queue, events
 ):
     (one,) = world.deliveries(queue, "a")
-    consumer, again = world.consumer, newer(one)
-    settle = consumer._settle_claimed
-
-    def settle_too_late(delivery, settlement):
-        if delivery is one:
-            consumer.ledger.add([again])
-            assert consumer.redeliveries.check(again) is Arrival.HELD
-            assert not settle(one, settlement), "the newer one has taken its place"
-            assert consumer.redeliveries._held[one.message_key] is again, "as which it is known"
-            return False
-        return settle(delivery, settlement)
-
-    monkeypatch.setattr(consumer, "_settle_claimed", settle_too_late)
-    assert consumer.ledger.claim(one)
-    sending = Sending(one, Renew(OutgoingMessage("copy"), {}, 9), next=1, sent=1, message_id="copy")
-    consumer._copied(sending)
-    assert consumer.ledger.all() == []
+    holder, older = world.consumer.holder, one.handle
+    assert holder._held.claim(one)
+    world.come_back(queue, early=True)
+    world.consumer.capacity.free(one)
+    assert one.handle != older
+    holder._copied(Sending(one, Renew(OutgoingMessage("copy"), {}, 9), next=1, sent=1, message_id="copy"))
+    events.wait(Deleted)
+    assert world.entries(DELETES) == [one.handle]
     assert world.held() == 0
 
 
-def test_a_task_extends_the_newest_delivery_of_its_message(world, queue):
+def test_a_task_extends_its_message_under_the_newest_receipt(world, queue):
     (one,) = world.deliveries(queue, "a")
     again = newer(one)
-    world.consumer.ledger.add([again])
-    assert world.consumer.redeliveries.check(again) is Arrival.HELD
+    assert world.consumer.holder.receive([again]) == [(Arrival.HELD, one)]
     one.extend(one.deadline + 100)
-    assert again.requested_deadline == one.deadline + 100
+    world.beat()
+    assert [handle for handle, _ in world.entries(CHANGES)] == [again.handle]
 
 
 def test_what_lapsed_before_it_arrived_does_not_take_the_place_of_a_newer_delivery(world, queue, events):
     """The process was stopped during two polls, and decodes last the answer that came first."""
     (one,) = world.deliveries(queue, "a")
-    consumer = world.consumer
     late = replace(one, handle="older", deadline=world.clock.monotonic())  # `one` lapses later
-    consumer.ledger.add([late])
-    consumer.capacity.hold(1, queue=queue.name, fifo=False)
-    arrival = consumer.redeliveries.check(late)
-    consumer.notice_return(late, arrival)
-    assert arrival is Arrival.OUTDATED
-    assert consumer.ledger.all() == [one]
+    assert world.consumer.holder.receive([late]) == [(Arrival.OUTDATED, one)]
+    assert world.consumer.held() == [one]
     assert world.held() == 1
     one.settle(Delete())
     events.wait(Deleted)
@@ -502,6 +494,5 @@ def test_what_lapsed_before_it_arrived_takes_the_place_of_what_had_lapsed_before
     (message,) = world.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
     newest = replace(one, handle=message["ReceiptHandle"], deadline=world.clock.monotonic() + TIMEOUT)
     world.clock.advance(TIMEOUT + 1)
-    world.consumer.ledger.add([newest])
-    assert world.redeliveries.check(newest) is Arrival.HELD
-    assert one.current is newest
+    assert world.consumer.holder.receive([newest]) == [(Arrival.HELD, one)]
+    assert (one.handle, one.lost) == (newest.handle, False)

@@ -10,7 +10,7 @@ from support import factories
 from support.factories import TIMEOUT
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS
 
@@ -111,12 +111,12 @@ def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
         places.append(lack.at)
         if alive:
             look(world, ENOUGH_LOOKS + 2)
-            assert not world.consumer.ledger.all(), f"held for ever, since memory lacked at {lack.at}"
-            assert world.consumer._settler.flush(SOON), lack.at
+            assert not world.consumer.held(), f"held for ever, since memory lacked at {lack.at}"
+            assert world.consumer.holder.settler.flush(SOON), lack.at
             world.clock.advance(TIMEOUT)
             assert ran or world.visible(queue) == ["a"], lack.at
         world.close()
-    assert {"QueueConsumer._arrived", "Buffer.put", "Ledger.settle", "Settler._enqueue"} <= set(places)
+    assert {"QueueConsumer._arrived", "Buffer.put", "Held.settle", "Settler._enqueue"} <= set(places)
 
 
 def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypatch, caplog):

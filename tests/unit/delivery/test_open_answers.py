@@ -13,7 +13,7 @@ from support.factories import CHANGES, EVERYTHING, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_queue import LateChange
-from celery_sqs_visibility.delivery.settlements import Delete, Hide
+from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.events import Deleted, FinishedBefore, Lost
 
 SWITCHES = [

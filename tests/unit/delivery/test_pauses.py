@@ -11,9 +11,9 @@ from support.factories import counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.options import Options
@@ -115,11 +115,11 @@ def test_workers_that_pause_together_do_not_hand_a_message_round(polling):
     world, queue = polling
     factories.send(queue, "a")
     wait_until(lambda: arrived(world, 1) and polls(world, queue), SOON, "a message, and another poll")
-    (delivery,) = world.consumer.ledger.all()
+    (delivery,) = world.consumer.held()
     world.pauses.pause(queue.name)
     world.consumer.notice_pause(queue.name)
     delivery.settle(factories.Hide(0))  # as another worker that was paused gives it back
-    wait_until(lambda: not polls(world, queue) and not len(world.consumer.ledger), SOON, "its last poll")
+    wait_until(lambda: not polls(world, queue) and not len(world.consumer.held()), SOON, "its last poll")
     wait_for_counts(queue, 0, 1)
 
 
@@ -130,10 +130,10 @@ def test_what_was_given_back_in_an_earlier_pause_is_one_of_many_workers_messages
     pause(world, queue)
     resume(world, queue)
     wait_until(lambda: arrived(world, 2) and polls(world, queue), SOON, "it again, and another poll")
-    (delivery,) = world.consumer.ledger.all()
+    (delivery,) = world.consumer.held()
     delivery.settle(factories.Hide(1))
     assert pause(world, queue) == []
-    wait_until(lambda: not polls(world, queue) and not len(world.consumer.ledger), SOON, "its last poll")
+    wait_until(lambda: not polls(world, queue) and not len(world.consumer.held()), SOON, "its last poll")
     wait_for_counts(queue, 0, 1)
 
 
@@ -162,7 +162,7 @@ def test_what_comes_after_the_pause_has_ended_stays(polling):
 
     meanwhile(world, resume_and_receive)
     assert len(pause(world, queue)) == 1
-    assert len(world.consumer.ledger) == 2
+    assert len(world.consumer.held()) == 2
     world.pauses.pause(queue.name)
     world.pauses.resume(queue.name)
     assert world.consumer.give_back_unstarted(queue.name) == [], "its thread came too late"
@@ -172,10 +172,10 @@ def test_what_begins_while_others_go_back_goes_on(polling):
     world, queue = polling
     factories.send(queue, "a", "b")
     wait_until(lambda: arrived(world, 2) and polls(world, queue), SOON, "two messages, and another poll")
-    first, second = world.consumer.ledger.all()
+    first, second = world.consumer.held()
     meanwhile(world, second.start)
     assert pause(world, queue) == [first]
-    assert world.consumer.ledger.all() == [second]
+    assert world.consumer.held() == [second]
 
 
 def test_a_connection_made_anew_finds_the_pause(make):

@@ -13,12 +13,12 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.delivery.hold.heartbeat import Heartbeat
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
+from celery_sqs_visibility.core.held import Held
+from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
-from celery_sqs_visibility.delivery.settlements import Delete
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -59,8 +59,8 @@ class World:
         self.clock = FakeClock()
         self.sqs = Stubborn(self.clock, *how)
         self.queue = factories.queue(self.sqs)
-        self.ledger = Ledger(every_queue(TIMEOUT, 40.0))
-        self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *_: None)
+        self.core = Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
+        self.heartbeat = Heartbeat(self.core, self.clock, lambda *_: None, Pump(self.clock))
         self.settled = []
         self.settler = Settler(
             0,
@@ -73,7 +73,7 @@ class World:
     def held(self, count):
         """That many deliveries."""
         deliveries = factories.received(self.queue, count, self.clock)
-        self.ledger.add(deliveries)
+        self.core.receive(deliveries, self.clock.monotonic())
         return deliveries
 
     def extended(self):
@@ -82,7 +82,7 @@ class World:
 
     def others_are_done(self, extended):
         """So many are extended, and no more than one batch is being extended."""
-        return len(self.extended()) == extended and sum(one.extending for one in self.ledger.all()) <= 10
+        return len(self.extended()) == extended and sum(one.extending for one in self.core.of(None)) <= 10
 
     def relieve(self, threads, how="hangs", *, extended=0):
         """A thread hangs or has died, and another takes its place; the one that was stuck."""
@@ -173,7 +173,7 @@ def test_two_that_hung_one_after_the_other_and_return_together_leave_nothing_as_
     world.let_return(one, other)
     work_off(threads)
     wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
-    assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
+    assert all(world.core.settle(delivery, Delete(), world.clock.monotonic()) for delivery in deliveries)
 
 
 def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung(make):
@@ -186,7 +186,7 @@ def test_what_another_thread_has_taken_over_is_not_extended_by_the_one_that_hung
     wait_until(lambda: not any(delivery.extending for delivery in deliveries), SOON, "all to be concluded")
     extended = world.extended()
     assert len(extended) == 10, "what the other was sending is tried again later"
-    assert {world.ledger.settle(delivery, Delete()) for delivery in deliveries} == {(True, True)}
+    assert all(world.core.settle(delivery, Delete(), world.clock.monotonic()) for delivery in deliveries)
     world.let_return(hung)
     assert world.extended()[:10] == extended
     assert len(set(world.extended())) == len(world.extended()) == 20, "its own call has got through, no more"

@@ -6,10 +6,10 @@ import pytest
 from support import factories
 from support.factories import TIMEOUT, every_queue
 
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
+from celery_sqs_visibility.core.delivery import Inactivity
+from celery_sqs_visibility.core.held import Held
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.model import Inactivity
-from celery_sqs_visibility.delivery.settlements import Delete
 from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.events import HorizonNear, subscribe
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
@@ -22,13 +22,13 @@ NEAR = NOW + VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - NEAR_HORIZON_
 
 
 @pytest.fixture
-def ledger(leases):
-    return Ledger(every_queue(TIMEOUT, 40.0), leases)
+def core():
+    return Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
 
 
 @pytest.fixture
-def watch(ledger):
-    return RunWatch(ledger)
+def watch(core):
+    return RunWatch(lambda: core.of(None), core)
 
 
 @pytest.fixture
@@ -40,14 +40,14 @@ def warnings():
 
 
 @pytest.fixture
-def receive(ledger):
+def receive(core, leases):
     """`receive("h1")`: a delivery that is held, and runs."""
 
-    def receive(handle, *, runs=True, now=NOW):
-        one = factories.delivery(QUEUE, handle=handle, now=now)
-        ledger.add([one])
+    def receive(handle, *, runs=True, now=NOW, message_id=None):
+        one = factories.delivery(QUEUE, handle=handle, now=now, message_id=message_id or handle)
+        core.receive([one], now)
         if runs:
-            ledger.start(one, now)
+            core.start(one, leases, now)
         return one
 
     return receive
@@ -77,12 +77,11 @@ def test_a_run_is_warned_of_once_15_minutes_before_its_12_hours_end(watch, recei
     assert warnings == [HorizonNear(one.facts, NEAR_HORIZON_SECONDS)]
 
 
-def test_a_message_that_comes_back_to_its_run_has_12_hours_anew(watch, receive, ledger, warnings):
+def test_a_message_that_comes_back_to_its_run_has_12_hours_anew(watch, receive, warnings):
     one = receive("h1")
     watch.replace_stuck(NEAR)
-    again = receive("h2", runs=False, now=NEAR)
-    ledger.supersede(one, again)
-    assert again.lease.horizon == again.horizon
+    again = receive("h2", runs=False, now=NEAR, message_id="h1")
+    assert one.lease.horizon == one.horizon == again.horizon
     watch.replace_stuck(NEAR + 60)
     assert len(warnings) == 1
     watch.replace_stuck(again.horizon)
@@ -106,10 +105,10 @@ def test_a_run_is_not_ended_that(watch, silent, sign):
     assert ended == []
 
 
-def test_what_was_settled_meanwhile_is_not_ended(watch, silent, ledger, leases, monkeypatch):
+def test_what_was_settled_meanwhile_is_not_ended(silent, core, leases):
     one, ended = silent
-    monkeypatch.setattr(ledger, "all", lambda: [one])
-    ledger.settle(one, Delete())
+    watch = RunWatch(lambda: [one], core)
+    core.settle(one, Delete(), NOW)
     other = leases.take(NOW, pytest.fail)  # which has the row now
     other.last_sign = NOW
     check(watch, until=NOW + LIMIT + 1)
@@ -125,9 +124,9 @@ def test_while_the_machine_slept_nobody_could_show_life(watch, silent):
     assert ended == [one]
 
 
-def test_a_run_that_came_back_is_watched_on(watch, silent, receive, ledger):
+def test_a_run_that_came_back_is_watched_on(watch, silent, receive):
     one, ended = silent
-    ledger.supersede(one, receive("h2", runs=False))
+    receive("h2", runs=False, message_id="h1")
     check(watch, until=NOW + LIMIT)
     assert ended == [one]
 

@@ -16,6 +16,7 @@ from celery.worker import state
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import DutyFacts, Phase, PollingFacts
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 
 class QueueConsumer:
@@ -32,8 +33,9 @@ class QueueConsumer:
 
 @pytest.fixture
 def consumer():
-    context = SimpleNamespace(worker_queue_consumers=[QueueConsumer()])
-    transport = SimpleNamespace(context=context, turned_at=SYSTEM_CLOCK.monotonic() - 60)
+    context = SimpleNamespace(worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late)
+    buffer = SimpleNamespace(turned_at=SYSTEM_CLOCK.monotonic() - 60)
+    transport = SimpleNamespace(context=context, buffer=buffer)
     return SimpleNamespace(
         hostname="w@h",
         connection=SimpleNamespace(transport=transport),
@@ -58,7 +60,7 @@ def test_a_loop_that_hangs_is_answered_as_unavailable(consumer):
 
 
 def test_a_task_of_a_solo_pool_may_have_the_main_thread_for_as_long_as_it_takes(consumer, monkeypatch):
-    consumer.pool = SoloPool()
+    consumer.connection.transport.context.loop_late = WorkerContext(SoloPool(1)).loop_late
     monkeypatch.setattr(state, "active_requests", {"a run"})
     assert WorkerHealth(consumer).live().status == 200
 

@@ -16,7 +16,7 @@ from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery.settlements import Delete, Release
+from celery_sqs_visibility.core.settlements import Delete, Release
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 from celery_sqs_visibility.events import Released, subscribe
 

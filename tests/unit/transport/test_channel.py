@@ -53,7 +53,7 @@ def test_a_consumer_without_a_prefetch_count_may_have_any_number_unsettled(site,
     with Consumer(channel, [Queue("q")], callbacks=[lambda _, message: taken.append(message)]):
         while len(taken) < 35:
             connection.drain_events(timeout=SOON)
-            assert len(channel.queue_consumer.ledger) <= len(taken) + 10
+            assert len(channel.queue_consumer.held()) <= len(taken) + 10
         for message in taken:
             message.ack()
     wait_until(lambda: site.counts() == (0, 0, 0), SOON, "all to be deleted")
@@ -113,7 +113,7 @@ def test_an_exception_in_a_callback_of_celerys_worker_is_logged_and_the_message_
     with Consumer(channel, [Queue("q")], callbacks=[raising]):
         connection.drain_events(timeout=SOON)
     assert "message could not be handed to Celery" in caplog.text
-    assert len(channel.queue_consumer.ledger) == 0
+    assert len(channel.queue_consumer.held()) == 0
 
 
 #: Bodies of other programs, and what kombu's SQS transport hands to its consumers.

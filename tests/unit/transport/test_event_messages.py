@@ -11,7 +11,7 @@ from support.badmessages import encoded, envelope
 from support.factories import sqs_queue
 
 from celery_sqs_visibility import task_id_for, task_message
-from celery_sqs_visibility.delivery.settlements import Delete, Split
+from celery_sqs_visibility.core.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.continued_events import ATTRIBUTE, ContinuedEvent, with_ours
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes

@@ -7,7 +7,7 @@ from celery.exceptions import Reject
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.delivery.settlements import Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import Hide, Lapse, Release
 
 POLICY = {"url": "https://sqs/1/q", "backoff_policy": {1: 10, 2: 20.5}, "backoff_tasks": ["named"]}
 GIVEN_UP = ("rejected by the task", {})

@@ -8,7 +8,7 @@ import pytest
 from celery import Task
 from support.factories import AFTER_AN_ERROR, FakeHolder, held_delivery, request
 
-from celery_sqs_visibility.delivery.settlements import Delete
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.worker.batches import Batch, batch_of, has_own_strategy
 from celery_sqs_visibility.worker.pool_patches import watch_runs
 from celery_sqs_visibility.worker.worker_context import WorkerContext

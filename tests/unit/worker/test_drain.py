@@ -23,7 +23,9 @@ class Consumer:
     def __init__(self, *, orphans=()):
         self.calls = []
         self.orphans = list(orphans)
-        self.ledger = SimpleNamespace(wait_until_empty=lambda _seconds: not self.orphans)
+
+    def wait_until_empty(self, _seconds):
+        return not self.orphans
 
     def stop_polling(self):
         self.calls.append("stop_polling")
@@ -93,7 +95,6 @@ def runs():
 
     def begin(*, acknowledged_early):
         delivery = SimpleNamespace(acknowledged_early=acknowledged_early)
-        delivery.current = delivery
         request = Run()
         request.delivery = delivery
         requests.append(request)

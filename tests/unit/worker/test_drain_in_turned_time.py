@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 from support.clock import FakeClock
 
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.settlements import Release
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
-from celery_sqs_visibility.delivery.settlements import Release
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
 from celery_sqs_visibility.worker import drain as module
@@ -44,15 +45,11 @@ class QueueConsumer:
         self._name = name
         self.runs_end = self.polls_end = -math.inf
         self.unstarted, self.late_arrivals, self.orphans = [], [], []
-        self.held = []
         self.ends = []
-        self.ledger = self
 
-    def __len__(self):
-        return int(self.runs_end > self._world.clock.monotonic())
-
-    def all(self):
-        return self.held
+    def held(self):
+        runs = SimpleNamespace(state=State.RUNNING)
+        return [runs] if self.runs_end > self._world.clock.monotonic() else []
 
     def _advance_to(self, instant):
         self._world.clock.advance(max(0.0, instant - self._world.clock.monotonic()))
@@ -74,7 +71,7 @@ class QueueConsumer:
     def wait_until_empty(self, seconds):
         self._world.turn()
         self._advance_to(min(self._world.clock.monotonic() + seconds, self.runs_end))
-        return len(self) == 0
+        return not self.held()
 
     def end_by(self, until, polls_until):
         self.ends.append((until, polls_until))
@@ -175,7 +172,6 @@ class Run:
     def __init__(self, world, *, early=False, ends=True):
         self._world, self._ends = world, ends
         self.delivery = SimpleNamespace(acknowledged_early=early)
-        self.delivery.current = self.delivery
 
     def end_in_shutdown(self):
         self._world.note("run is ended")
@@ -537,12 +533,13 @@ def test_a_finish_gives_back_what_no_process_has_read(world, caplog):
     """As with `worker_max_tasks_per_child`: a process has had its last task, and the next one in its pipe."""
     settled = []
 
-    def held(name, **state):
+    def held(name, state):
         settle = lambda settlement: settled.append((name, settlement)) or True  # noqa: E731
-        return SimpleNamespace(settle=settle, **{"dispatched": True, "started": False, **state})
+        return SimpleNamespace(settle=settle, state=state)
 
     world.consumer.runs_end = math.inf
-    world.consumer.held = [held("unread"), held("runs", started=True), held("Celery's", dispatched=False)]
+    states = {"unread": State.DISPATCHED, "runs": State.RUNNING, "Celery's": State.HELD}
+    world.consumer.held = lambda: [held(*each) for each in states.items()]
     world.drain.begin()
     caplog.set_level("INFO")
     world.drain.finish()

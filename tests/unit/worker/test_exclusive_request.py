@@ -23,8 +23,8 @@ from support.factories import (
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core.settlements import Delete, Hide, Park, Release, Renew
 from celery_sqs_visibility.delivery.pump import Pump
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Park, Release, Renew
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -286,7 +286,7 @@ def cancel(made, pool):
 
 
 def end_lost(made, _pool):
-    made.end_lost_run(made.delivery)
+    made.end_lost_run(made.delivery.handle)
 
 
 @pytest.mark.parametrize("kill", [cancel, lambda made, pool: made.terminate(pool), end_lost])

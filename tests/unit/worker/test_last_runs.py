@@ -36,7 +36,6 @@ class Run:
         self.id = run_id
         self.ends = 0
         self.delivery = SimpleNamespace(acknowledged_early=early)
-        self.delivery.current = self.delivery
         vars(self).update(attributes)
 
     def end_in_shutdown(self):

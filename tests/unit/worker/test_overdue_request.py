@@ -13,8 +13,8 @@ from celery.worker import state
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility import InactivityError, VisibilityTask
+from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
-from celery_sqs_visibility.delivery.settlements import Delete, Hide
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.visibility_request import KILLED_WITHIN_SECONDS
 

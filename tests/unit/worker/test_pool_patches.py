@@ -11,7 +11,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from support.factories import exc_info
 
-from celery_sqs_visibility.delivery.settlements import Release
+from celery_sqs_visibility.core.settlements import Release
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.pool_patches import (
     hand_over_requests,
@@ -353,7 +353,7 @@ def test_a_run_that_a_pool_of_threads_loses_is_known_to_be_gone_though_celery_ke
 
     request = Asked(acks_late=True)
     request.apply(apply_async, processes=False)
-    carrier = request.delivery.current.carrier
+    carrier = request.delivery.carrier
     assert carrier() is not None
     waiting.clear()
     assert carrier() is None

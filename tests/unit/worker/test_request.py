@@ -17,8 +17,8 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
 
+from celery_sqs_visibility.core.settlements import Delete, Lapse, Release
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.settlements import Delete, Lapse, Release
 from celery_sqs_visibility.events import Finished, subscribe
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.request import GivenBackError
@@ -209,7 +209,7 @@ def test_a_run_knows_that_it_is_cancelled_before_it_is_killed(make, holder, monk
 def test_a_pool_that_cannot_end_runs_is_not_asked_to(running, holder, caplog):
     running.worker.pool = SoloPool(1)
     running.cancel(running.worker.pool)
-    running.end_lost_run(running.delivery)
+    running.end_lost_run(running.delivery.handle)
     assert holder.settled == []
     assert caplog.text.count("cannot be ended: its pool has no way to") == 2
 
@@ -301,7 +301,7 @@ def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
 
 def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, holder, caplog):
     running.worker.pool.terminate_job = lambda *_: holder.settled.append("killed")
-    running.end_lost_run(running.delivery)
+    running.end_lost_run(running.delivery.handle)
     running.on_failure(exc_info(Terminated(15)))
     assert holder.settled == [Lapse(), "killed"]
     assert f"Task {running.name}[{running.id}] is ended: its message is lost" in caplog.text
@@ -311,10 +311,10 @@ def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_
     make, running, holder
 ):
     waiting = make()
-    waiting.end_lost_run(waiting.delivery)
+    waiting.end_lost_run(waiting.delivery.handle)
     assert holder.settled == []
-    holder.settled.append(Delete())  # the ledger does not hold it any more
-    running.end_lost_run(running.delivery)
+    holder.settled.append(Delete())  # it is held no more
+    running.end_lost_run(running.delivery.handle)
     assert running.worker.pool.killed == waiting.worker.pool.killed == []
     assert not running.acknowledged
 
@@ -323,9 +323,9 @@ def test_a_run_that_ended_first_or_whose_message_came_back_here_or_that_has_not_
 def test_what_was_lost_between_its_dispatch_and_its_run_is_ended_as_it_begins(make, came_back):
     one = make(when_lost="terminate")
     one.delivery.lost = True
-    one.end_lost_run(one.delivery)
+    one.end_lost_run(one.delivery.handle)
     if came_back:
-        one.delivery.superseded_by = held_delivery(one.delivery.holder)
+        one.delivery.lost = False
     one.on_accepted(PID, 0.0)
     assert one.worker.pool.killed == ([] if came_back else [PID])
 
@@ -343,7 +343,7 @@ def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_r
     monkeypatch.setattr(worker_context, "lease_table", LeaseTable)
     called = []
     running.worker.hub = SimpleNamespace(call_soon=called.append)
-    running.end_lost_run(running.delivery)
+    running.end_lost_run(running.delivery.handle)
     assert holder.settled == [Lapse()]
     assert running.worker.pool.killed == []
     state.task_ready(running)  # its result is read, and its process has another's run by now
@@ -354,7 +354,7 @@ def test_in_processes_it_is_ended_where_results_are_read_unless_its_result_was_r
 def test_in_a_shutdown_which_the_loop_has_left_it_is_ended_at_once(running, monkeypatch):
     running.worker.hub = SimpleNamespace(call_soon=pytest.fail)
     monkeypatch.setattr(state, "should_stop", 0)
-    running.end_lost_run(running.delivery)
+    running.end_lost_run(running.delivery.handle)
     assert running.worker.pool.killed == [PID]
 
 

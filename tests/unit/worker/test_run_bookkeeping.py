@@ -12,7 +12,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
 
-from celery_sqs_visibility.delivery.settlements import Hide, Lapse
+from celery_sqs_visibility.core.settlements import Hide, Lapse
 from celery_sqs_visibility.worker import request as module
 from celery_sqs_visibility.worker.request import GivenBackError, after_rejection
 
@@ -97,10 +97,10 @@ def test_a_run_that_was_given_back_leaves_celerys_books_and_takes_no_lease(make,
 )
 def test_an_outcome_is_noted_for_metrics(make, monkeypatch, end, arguments, outcome):
     one = make(running=True)
-    before = one.delivery.current.outcome
+    before = one.delivery.outcome
     monkeypatch.setattr(Request, end, lambda *_: None)
     getattr(one, end)(*arguments)
-    noted = one.delivery.current.outcome
+    noted = one.delivery.outcome
     assert noted == (before if outcome == "succeeded" else outcome)
 
 
@@ -164,7 +164,7 @@ def test_a_run_that_cannot_be_killed_in_a_shutdown_is_told(make, caplog):
 def test_a_run_whose_message_is_lost_leaves_celerys_books_with_an_event(make, caplog):
     one = make(running=True)
     one.eventer = NotingEvents()
-    one.end_lost_run(one.delivery)
+    one.end_lost_run(one.delivery.handle)
     assert one.worker.pool.killed == [PID]
     assert one not in state.active_requests
     assert one.eventer.kinds == ["task-cancelled"]
@@ -175,7 +175,7 @@ def test_a_run_whose_message_is_lost_leaves_celerys_books_with_an_event(make, ca
 def test_a_run_at_the_end_of_its_chord_is_not_killed_for_a_lost_message(make, monkeypatch):
     one = make(running=True)
     monkeypatch.setattr(module, "is_at_end", lambda _thread: True)
-    one.end_lost_run(one.delivery)
+    one.end_lost_run(one.delivery.handle)
     assert one.worker.pool.killed == []
 
 

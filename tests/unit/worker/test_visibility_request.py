@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -11,7 +12,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
@@ -107,7 +108,7 @@ def test_what_others_have_stored_of_a_broadcast_does_not_end_it_here(make, app):
 def test_what_was_received_for_the_last_time_during_its_run_fails(make, failures, raised, told):
     """Its child knows only of the receive before, and SQS would move the message without a reason."""
     one = make(facts={"receive_count": 2}, max_receive_count=3)
-    one.delivery.superseded_by = held_delivery(one.holder, receive_count=3)
+    one.delivery.facts = replace(one.delivery.facts, receive_count=3)
     one.on_retry(exc_info(VisibilityRetry(None, raised, 5)))
     [(text, attributes)] = one.holder.settled
     assert text == "failed at its last attempt"

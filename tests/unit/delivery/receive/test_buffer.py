@@ -68,7 +68,7 @@ def test_many_arrivals_are_one_wake_up_and_a_reader_that_stops_early_wakes_itsel
     assert not readable(buffer)
     assert len(buffer) == 1000
     buffer.get()
-    buffer.wake()
+    buffer._wake()
     assert readable(buffer)
     buffer.woken()
     buffer.put([buffered(2)])
@@ -86,7 +86,7 @@ def test_after_a_wake_up_that_memory_lacked_for_the_next_arrival_wakes_the_loop(
 
 
 def test_a_wake_up_without_a_loop_is_harmless(buffer):
-    buffer.wake()
+    buffer._wake()
     buffer.woken()
     buffer.put([buffered(1)])
 

@@ -15,6 +15,7 @@ from support.clock import FakeClock
 from support.factories import capacity
 from support.processes import SOON
 
+from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, RecentRuns
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
@@ -428,3 +429,11 @@ def test_what_is_held_without_a_reservation_takes_no_capacity_of_fifo_queues_unl
     assert (shared.held, shared._fifo.occupied) == (1, 0)
     shared.hold(1, fifo=True)
     assert (shared.held, shared._fifo.occupied) == (2, 1)
+
+
+def test_no_poll_begins_while_nobody_would_begin_what_it_brings():
+    made, late = capacity(queues=1), [STANDS_STILL_SECONDS]
+    made.loop_late = lambda _now: late[0]
+    assert made.reserve("q0", 0) is None
+    late[0] = 0.0
+    assert made.reserve("q0", 0) is not None

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.factories import TIMEOUT, every_queue, sqs_queue
 
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
     LONGEST_TEXT_CHARACTERS,
@@ -18,7 +19,6 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     ReadLater,
     UnreadableError,
 )
-from celery_sqs_visibility.delivery.settlements import Hide
 from celery_sqs_visibility.events import DeliveryFacts, Received
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 

@@ -140,7 +140,7 @@ def test_a_message_known_to_come_back_ends_the_sleep(receiving, race):
         world.receiver.expect("a", world.clock.monotonic())
 
     if race:
-        world.schedule.on_sleep = hide_and_come_back
+        world.schedule.on_sleep = threading.Thread(target=hide_and_come_back, daemon=True).start
     world.receiver.start()
     wait_for_sleep(world)
     if not race:

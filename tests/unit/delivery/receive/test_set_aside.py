@@ -8,7 +8,7 @@ import pytest
 from support import factories
 from support.processes import SOON
 
-from celery_sqs_visibility.delivery.model import Delivery
+from celery_sqs_visibility.core.delivery import Delivery, State
 from celery_sqs_visibility.delivery.receive import capacity as module
 
 
@@ -19,7 +19,6 @@ class World:
 
     def delivery(self, handle="h"):
         delivery = factories.delivery(self.queue, handle=handle)
-        delivery.held = True
         self.capacity.hold(1, fifo=self.queue.fifo)
         return delivery
 
@@ -42,7 +41,7 @@ def test_a_message_gives_its_capacity_once_and_takes_it_once(name, fifo):
 def test_what_was_settled_meanwhile_has_given_its_capacity_already():
     world = World("q")
     delivery = world.delivery()
-    delivery.held = False
+    delivery.state = State.SETTLED
     world.capacity.set_aside(delivery)
     assert world.counts() == (1, 0)
 
@@ -63,7 +62,6 @@ def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
             return True
 
     settled = threading.Event()
-    del delivery.held
     delivery.__class__ = HeldUntilAMomentAgo
     world.capacity.set_aside(delivery)
     assert settled.wait(SOON)

@@ -169,45 +169,6 @@ def test_a_run_that_nobody_refers_to_any_more_has_no_slot():
     assert world.handed() == world.requests
 
 
-def test_a_superseded_delivery_ends_with_the_newer_one():
-    world = World(slots=1)
-    (old,) = world.arrive("low")
-    world.handed()
-    newer = factories.delivery(QUEUES["low"], handle="newer", message_id=old.facts.message_id)
-    old.superseded_by = newer
-    world.arrive("low")
-    world.end(newer)
-    assert world.names() == ["low"]
-
-
-@pytest.mark.parametrize("rests", [False, True])
-def test_a_newer_delivery_has_the_turn_of_the_one_that_nobody_refers_to_any_more(rests):
-    """It came between the turn and Celery's request for it, which refers to the newest delivery."""
-    world = World(slots=1, low={"max_running": 1})
-    newer = factories.delivery(QUEUES["low"], handle="newer", message_id=next(HANDLES))
-    (old,) = world.arrive("low")
-    old = replace(old, facts=newer.facts)
-    world.turns.begin(old)
-    if rests:
-        world.turns.rest(old)
-    old.superseded_by = newer
-    world.turns.hand_on(newer)
-    world.requests.clear()
-    world.buffer.take(lambda _one: True)
-    del old
-    gc.collect()
-    world.arrive("low")
-    assert world.handed() == []
-    world.end(newer)
-    assert world.names() == ["low"]
-
-
-def test_a_message_without_a_turn_gets_none_from_a_newer_delivery():
-    world = World(slots=1)
-    world.turns.hand_on(factories.delivery(QUEUES["low"]))
-    assert world.turns.begun("low") == 0
-
-
 def test_what_is_taken_out_leaves_the_rest_in_order():
     world = World(slots=9)
     first, second, third = world.arrive("low", 3)

@@ -10,7 +10,8 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.delivery.settlements import Renew
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released, Renewed, subscribe
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, new_key
@@ -110,7 +111,7 @@ def waits_for_its_copy(world, queue):
     """A delivery whose copy cannot be sent for now."""
     (one,) = world.deliveries(queue, "a")
     world.sqs.send = refuse(ThrottledError("slow down"))
-    lane = world.consumer._copies.lane
+    lane = world.consumer.holder.copies.lane
 
     def pauses():
         with lane.lock:
@@ -128,36 +129,39 @@ def refuse(error):
     return send
 
 
-def newer_at_the_next_consumer(world, queue):
+def received_by_the_next_consumer(world, queue):
     """Celery has connected anew, and the message comes back to the new connection's consumer."""
     earlier, later = world.consumer, world.new_consumer()
     later.consume(queue, world.on_message(world.handed.append))
     earlier.stop_polling()
-    (newer,) = world.come_back(queue, later, early=True)
-    return newer
+    world.come_back(queue, later, early=True)
 
 
-def test_a_copied_message_that_came_back_to_the_next_consumer_is_settled_there(world, queue, events):
-    waits_for_its_copy(world, queue)
-    newer = newer_at_the_next_consumer(world, queue)
-    assert (newer.claimed, newer.holder.capacity.held) == (True, 0), "its copy's sender settles it"
+def test_a_copied_message_that_came_back_to_the_next_consumer_is_settled_once(world, queue, events):
+    one = waits_for_its_copy(world, queue)
+    received_by_the_next_consumer(world, queue)
+    assert one.state is State.COPYING, "its copy's sender settles it"
+    assert [consumer.capacity.held for consumer in world.consumers] == [0, 0]
     del world.sqs.send
     world.clock.advance(10)  # beyond the pause of its sender
-    work_off(world.consumers[0]._copies.lane)
-    assert events.wait(Deleted)[0].delivery.message_id == newer.facts.message_id
+    work_off(world.consumer.holder.copies.lane)
+    assert events.wait(Deleted)[0].delivery.message_id == one.facts.message_id
+    assert world.entries(DELETES)[-1] == one.handle
     assert [world.held(consumer) for consumer in world.consumers] == [0, 0]
     assert factories.requests(world.sqs, SENDS[0])[-1]["message"].body == "copy"
 
 
-def test_one_whose_copy_is_refused_is_taken_back_by_the_consumer_that_has_it_now(world, queue, events):
-    waits_for_its_copy(world, queue)
-    newer = newer_at_the_next_consumer(world, queue)
+def test_one_whose_copy_is_refused_is_taken_back_by_the_consumer_that_polls_now(world, queue, events):
+    one = waits_for_its_copy(world, queue)
+    for consumer in world.consumers:
+        consumer._consumers = lambda: world.consumers
+    received_by_the_next_consumer(world, queue)
     world.handed.clear()
     world.sqs.send = refuse(AccessDeniedError("no"))
     world.clock.advance(10)  # beyond the pause of its sender
-    work_off(world.consumers[0]._copies.lane)
+    work_off(world.consumer.holder.copies.lane)
     wait_until(lambda: world.hand_over() or world.handed, SOON, "the message, which Celery holds now")
-    assert not newer.claimed
+    assert one.state is State.HELD
     assert [world.held(consumer) for consumer in world.consumers] == [0, 1]
 
 
@@ -178,7 +182,7 @@ def test_a_message_that_comes_back_as_its_copy_is_sent_leaves_the_payload_to_the
     assert one.settle(Renew(OutgoingMessage("copy", delay=900), {}, None))
     events.wait(Deleted)
     end()
-    world.consumer._removals.flush(SOON)
+    world.consumer.holder._removals.flush(SOON)
     assert list(store.objects) == [key]
 
 

@@ -8,9 +8,9 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.settlements import DeadLetter, Hide
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, TEXTS, DeadLetters, described
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Hide
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError
 from celery_sqs_visibility.policy.message_attributes import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import size_attribute

@@ -8,9 +8,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.hold.redelivery import RedeliveryIndex
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Lapse, Release
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.events import Unreadable
 from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK
@@ -38,12 +37,20 @@ class Rejecting:
             sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         book.get(self.queue, clock.monotonic())
         options_of = factories.every_queue(error_visibility_timeout=on_error, when_exhausted=when_exhausted)
-        self.rejection = Rejection(book, options_of, RedeliveryIndex(120, clock))
-        self.settled = []
+        self.rejection = Rejection(book, options_of, self)
+        self.settled, self.remembered = [], set()
 
     def settle(self, _delivery, settlement):
         self.settled.append(settlement)
         return True
+
+    def remember(self, past, delivery):
+        is_new = not self.remembers(past, delivery)
+        self.remembered.add((past, delivery.message_key))
+        return is_new
+
+    def remembers(self, past, delivery):
+        return (past, delivery.message_key) in self.remembered
 
     def delivery(self, receive_count=1, *, seconds=0.0):
         received = {"receive_count": receive_count, "first_received": FIRST, "received": FIRST + seconds}

@@ -9,6 +9,7 @@ from support.factories import DELETES, TIMEOUT
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core.settlements import Renew, Split
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import InProgressBatch
 from celery_sqs_visibility.delivery.settle.copies import (
@@ -19,7 +20,6 @@ from celery_sqs_visibility.delivery.settle.copies import (
     Sending,
 )
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settlements import Renew, Split
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     RequestRefusedError,
@@ -162,7 +162,7 @@ def test_an_interrupted_event_goes_on_as_one_message_where_it_stopped(world, ans
     for _ in range(answered):
         world.answer(world.take())
     in_flight = [world.take()] if answered else []
-    world.copies.interrupt(Split)
+    world.copies.interrupt(None, Split)
     for batch in in_flight:
         world.answer(batch)
     world.work_off()
@@ -182,7 +182,7 @@ def test_what_failed_of_a_batch_is_what_is_left(world):
     second, third = world.in_flight()
     world.answer(second)
     world.answer(third)
-    world.copies.interrupt(Split)
+    world.copies.interrupt(None, Split)
     world.work_off()
     assert world.sent() == [*numbers(range(13), range(14, 30)), "left [13]"]
 
@@ -190,7 +190,7 @@ def test_what_failed_of_a_batch_is_what_is_left(world):
 def test_what_fails_that_was_under_way_as_the_process_ends_is_not_sent_again(world):
     world.renew("a")
     batch = world.take()
-    world.copies.interrupt(Renew)
+    world.copies.interrupt(None, Renew)
     world.sqs.fail_next(SEND, ThrottledError("slow down"))
     world.answer(batch)
     assert world.sent() == []

@@ -14,9 +14,9 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import DELETE_LINGER_WINDOWS, TOO_LATE, Settler
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete, Hide, Park, Release
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,

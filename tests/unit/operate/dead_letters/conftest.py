@@ -15,9 +15,9 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, DeadLetters
-from celery_sqs_visibility.delivery.settlements import DeadLetter, Delete
 from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
 from celery_sqs_visibility.operate.dead_letters.moves import Moves

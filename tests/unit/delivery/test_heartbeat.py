@@ -16,14 +16,10 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake_queue import LateChange
-from celery_sqs_visibility.delivery.hold.heartbeat import (
-    ANSWERED_LATE,
-    DEADLINE_PASSED,
-    HORIZON_REACHED,
-    Heartbeat,
-)
-from celery_sqs_visibility.delivery.hold.ledger import Ledger
-from celery_sqs_visibility.delivery.settlements import Delete, Hide, Release
+from celery_sqs_visibility.core.held import ANSWERED_LATE, DEADLINE_PASSED, HORIZON_REACHED, Held
+from celery_sqs_visibility.core.settlements import Delete, Hide, Release
+from celery_sqs_visibility.delivery.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,
@@ -41,15 +37,18 @@ GONE = ReceiptHandleInvalidError("gone")
 
 
 class World:
-    """A ledger and the heartbeat that looks after it, on a clock that the test turns."""
+    """What is held and the heartbeat that looks after it, on a clock that the test turns."""
 
     def __init__(self, visibility_timeout=TIMEOUT, interval=INTERVAL):
         self.timeout = visibility_timeout
         self.clock = FakeClock()
         self.sqs = factories.BusySQS(self.clock)
-        self.ledger = Ledger(every_queue(visibility_timeout, interval))
+        self.core = Held(every_queue(visibility_timeout, interval), visibility_timeout)
         self.resumed = []
-        self.heartbeat = Heartbeat(self.ledger, self.clock, lambda *what: self.resumed.append(what))
+        self.heartbeat = Heartbeat(self.core, self.clock, self.resume, Pump(self.clock))
+
+    def resume(self, *what):
+        self.resumed.append(what)
 
     def queue(self, name="q"):
         return factories.queue(self.sqs, name)
@@ -57,8 +56,12 @@ class World:
     def hold(self, queue, count=1):
         """Receive that many messages, and hold them."""
         deliveries = factories.received(queue, count, self.clock, timeout=self.timeout)
-        self.ledger.add(deliveries)
+        self.core.receive(deliveries, self.clock.monotonic())
         return deliveries
+
+    def settle(self, one, settlement):
+        """Whether it was held, and whether the settlement need not wait."""
+        return self.core.settle(one, settlement, self.clock.monotonic()), one.waiting is None
 
     def fail(self, error, position=None):
         self.sqs.fail_next(CHANGES, error, position)
@@ -72,7 +75,7 @@ class World:
         work_off(self.heartbeat.lane)
 
     def beat_when_due(self, at_least=0.0):
-        self.beat_after(max(at_least, (self.ledger.next_extension() or 1e9) - self.clock.monotonic()))
+        self.beat_after(max(at_least, (self.core.next_extension() or 1e9) - self.clock.monotonic()))
 
     def extensions(self):
         """The batches asked for so far."""
@@ -157,7 +160,7 @@ def test_a_refused_handle_is_lost_at_once_and_its_run_is_to_be_ended(world, queu
     world.fail(GONE, 0)
     world.beat_after(TIMEOUT - INTERVAL)
     assert one.lost
-    assert ended == [one]
+    assert ended == [one.handle]
     assert events.seen == [Lost(one.facts, "gone")]
     world.beat_after(INTERVAL)
     assert len(world.extensions()) == 1
@@ -205,11 +208,11 @@ def test_a_settlement_waits_for_the_extension_in_flight_however_that_ends(world,
     if error:
         world.fail(error, 0)
     during = []
-    world.sqs.meanwhile = lambda: during.append((world.ledger.settle(one, settlement), list(world.resumed)))
+    world.sqs.meanwhile = lambda: during.append((world.settle(one, settlement), list(world.resumed)))
     world.beat_after(TIMEOUT - INTERVAL)
     assert during == [((True, False), [])]
     assert world.resumed == [(one, settlement)]
-    assert world.ledger.next_extension() is None
+    assert world.core.next_extension() is None
 
 
 @pytest.mark.parametrize(
@@ -226,14 +229,14 @@ def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_en
     world, queue, events, ending, settlement, told
 ):
     (one,) = world.hold(queue)
-    world.ledger.start(one, world.clock.monotonic())
+    world.core.start(one, None, world.clock.monotonic())
     settled, ended = [], []
     one.on_lost = ended.append
     if ending == "refused":
         world.fail(GONE, 0)
 
     def meanwhile():
-        settled.append(world.ledger.settle(one, settlement))
+        settled.append(world.settle(one, settlement))
         if ending == "late":
             world.clock.advance(INTERVAL + 1)
 
@@ -248,11 +251,11 @@ def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_en
 def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(world, queue, caplog):
     one, *others = world.hold(queue, 3)
     world.resumed = None  # there is a bug
-    world.sqs.meanwhile = lambda: world.ledger.settle(one, Release())
+    world.sqs.meanwhile = lambda: world.settle(one, Release())
     world.beat_after(TIMEOUT - INTERVAL)
     assert not any(delivery.extending for delivery in (one, *others))
     assert {delivery.deadline for delivery in others} == {world.clock.monotonic() + TIMEOUT}
-    assert world.ledger.wait_for_extensions(0)
+    assert world.core.postponed == 0
     assert "a settlement was lost, and its message comes back" in caplog.text
 
 
@@ -266,7 +269,7 @@ def test_a_bug_in_one_call_freezes_nobody_else(world, queue):
     world.beat_after(INTERVAL / 2)
     assert not other.extending
     assert other.deadline > world.clock.monotonic() + INTERVAL
-    assert world.ledger.settle(one, Delete()) == (True, True)
+    assert world.settle(one, Delete()) == (True, True)
 
 
 def test_a_task_of_thirteen_hours_keeps_its_message_to_the_horizon_and_is_told_lost(world, queue, events):
@@ -311,7 +314,7 @@ def test_what_its_task_had_hidden_for_long_is_extended_beyond_that_though_others
     world, queue, seconds
 ):
     long, other = world.hold(queue, 2)
-    world.ledger.request_extension(long, world.clock.monotonic() + seconds, world.clock.monotonic())
+    world.core.request_extension(long, world.clock.monotonic() + seconds, world.clock.monotonic())
     until = world.clock.monotonic() + 5 * seconds
     while world.clock.monotonic() < until:
         world.beat_when_due()
@@ -327,7 +330,7 @@ def test_the_heartbeat_asks_no_more_often_than_it_must(visibility_timeout, part)
     (one,) = world.hold(world.queue())
     until = world.clock.monotonic() + 5 * visibility_timeout
     needed = 5 * visibility_timeout / (visibility_timeout - interval)
-    while world.ledger.next_extension() < until and len(world.extensions()) <= 2 * needed + 3:
+    while world.core.next_extension() < until and len(world.extensions()) <= 2 * needed + 3:
         world.beat_when_due()
     assert not one.lost
     assert len(world.extensions()) <= 2 * needed + 3
@@ -343,7 +346,8 @@ def test_the_thread_sleeps_until_it_is_told_of_something_that_is_due(world, queu
         world.clock.advance(-(TIMEOUT - INTERVAL))
         world.hold(queue)
         world.clock.advance(TIMEOUT - INTERVAL)
-        world.heartbeat.notice()
+        with world.heartbeat.lane.lock:
+            world.heartbeat.notice()
         assert extended.wait(SOON)
     finally:
         world.heartbeat.lane.stop()
@@ -370,7 +374,7 @@ def test_ten_thousand_messages_share_full_batches_and_none_expires():
 
 
 def beat_if_due(world):
-    if (world.ledger.next_extension() or 0) <= world.clock.monotonic():
+    if (world.core.next_extension() or 0) <= world.clock.monotonic():
         work_off(world.heartbeat.lane)
 
 
@@ -381,7 +385,7 @@ def test_what_is_due_but_in_no_request_yet_is_settled_at_once(world, queue):
 
     def meanwhile():
         if not settled:
-            settled.extend(world.ledger.settle(one, Hide(5)) for one in deliveries[10:])
+            settled.extend(world.settle(one, Hide(5)) for one in deliveries[10:])
 
     world.sqs.meanwhile = meanwhile
     world.beat_after(TIMEOUT - INTERVAL)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import factories
 
-from celery_sqs_visibility.delivery.hold.ledger import BUCKETS, ExtensionSchedule
+from celery_sqs_visibility.core.extensions import BUCKETS, ExtensionSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0

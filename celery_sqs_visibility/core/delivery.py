@@ -1,20 +1,25 @@
-"""Deliveries, and the questions and requests that they pass to their holder."""
+"""Deliveries: the messages that this process holds, and what they ask of their holder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
-from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.delivery.lease_table import Lease, LeaseKey
-from celery_sqs_visibility.delivery.settlements import Renew, Settlement
+from celery_sqs_visibility.core.settlements import Renew, Settlement
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.aws.queues import Queue
+    from celery_sqs_visibility.aws.redrive import RedriveBook
+
+#: A row of the table that a run sees, which of its leases, and the name of the table.
+LeaseKey = tuple[int, float, str]
 
 #: Makes body and message attributes of a copy; `None` where there can be none.
 MakeCopy = Callable[["Delivery"], tuple[str, Mapping[str, Any]] | None]
@@ -61,6 +66,47 @@ class Parker(Protocol):
         """See `Delivery.renewal`."""
 
 
+class Lease(Protocol):
+    """A delivery as its run sees it, in any process: see `delivery.lease_table`."""
+
+    key: LeaseKey
+    deadline: float
+    lost: bool
+
+    @property
+    def last_sign(self) -> float:
+        """When the run last showed life."""
+
+    @property
+    def holds_key(self) -> bool:
+        """Whether the run has the key of its exclusive task."""
+
+    @property
+    def retries(self) -> int | None:
+        """How many attempts came before, as its key's store knows."""
+
+    def tell_inactive(self) -> None:
+        """The run was silent for too long."""
+
+    def renew(self, deadline: float, horizon: float) -> None:
+        """The message was received once more."""
+
+    def answer(self, requested: float) -> None:
+        """The request for that deadline was met, or cannot be."""
+
+    def end(self) -> None:
+        """The delivery is settled."""
+
+
+class Leases(Protocol):
+    """Where leases are made."""
+
+    def take(
+        self, deadline: float, on_request: Callable[[float], None], horizon: float = ...
+    ) -> Lease | None:
+        """A lease for a run that begins; `None` if there are too many."""
+
+
 class Holder(Protocol):
     """Holder of deliveries. Any thread may call it; it does no I/O in that thread."""
 
@@ -80,8 +126,8 @@ class Holder(Protocol):
     def parking(self) -> Parker:
         """Decides how messages wait for their ETA."""
 
-    def settle(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """Settle it; whether it was still held."""
+    def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
+        """Settle it, if need be only under that receipt handle; whether it was held."""
 
     def start(self, delivery: Delivery) -> bool:
         """A pool begins to run it; whether it may."""
@@ -89,17 +135,54 @@ class Holder(Protocol):
     def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; whether it may."""
 
-    def extend(self, delivery: Delivery, until: float) -> bool:
-        """Its task wants it hidden until that monotonic instant; whether it is held."""
+    def extend(self, delivery: Delivery, until: float) -> None:
+        """Its task wants it hidden until that monotonic instant."""
 
-    def tell_lost(self, delivery: Delivery) -> bool:
-        """Another worker runs its task, though the message is held; whether it is held."""
-
-    def supersede(self, delivery: Delivery, superseded_by: Delivery) -> bool:
-        """The newer delivery, held already, takes its place; whether it was still held."""
+    def tell_lost(self, delivery: Delivery) -> None:
+        """Another worker runs its task, though the message is held."""
 
     def ran(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
+
+
+class Consumer(Protocol):
+    """What brought deliveries, and gives them to Celery. Any thread may call it; it makes no request."""
+
+    @property
+    def leases(self) -> Leases | None:
+        """Where its runs' leases are made, if it is a worker's."""
+
+    def loop_late(self, now: float) -> float:
+        """For how many seconds the loop that begins its runs has not come round; 0 where that is well."""
+
+    def free(self, delivery: Delivery) -> None:
+        """The delivery is settled, or its copies are sent: others may have its place."""
+
+    def let_go(self) -> None:
+        """One that had no place is settled: perhaps it was the last that is held."""
+
+    def end_run(self, delivery: Delivery, began: float) -> None:
+        """A run that was settled when it began, at that instant, has ended."""
+
+    def expect(self, queue: Queue, message_id: str, at: float) -> None:
+        """A message of the queue becomes visible at that monotonic instant."""
+
+    def take_back(self, delivery: Delivery, renew: Renew) -> bool:
+        """The queue refuses the copy, and would not hand out the original again: Celery holds it.
+
+        Returns:
+            Whether the delivery was still held. A thread of the pump.
+        """
+
+
+class State(enum.Enum):
+    """How far a delivery has come."""
+
+    HELD = "it has not begun"
+    DISPATCHED = "a pool has it, and may run it any moment"
+    RUNNING = "a pool runs it"
+    COPYING = "copies of it are sent, and only their sender settles it"
+    SETTLED = "it has ended"
 
 
 class Inactivity(NamedTuple):
@@ -116,17 +199,16 @@ class Inactivity(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Delivery:
-    """One receipt of one message. Without slots, so that defaults are the class's and cost a message nothing.
+    """One message, from its first receipt until it is settled. Instants are monotonic.
 
-    Its mutable fields are guarded by the lock of the ledger that holds it. Instants are monotonic.
+    SQS may hand out the message again meanwhile: the newer receipt takes the place of the old one, and the
+    delivery goes on. Its mutable fields are guarded by the lock of its holder.
 
-    SQS may hand out a message again to the process that holds it. The new delivery then supersedes the old
-    one, and a settlement of the old one settles the new one. A holder does nothing with a delivery that it
-    does not hold.
+    Without slots, so that defaults are the class's and cost a message nothing.
     """
 
     queue: Queue
-    #: The receipt handle, which is also kombu's delivery tag.
+    #: The latest receipt handle.
     handle: str
     facts: DeliveryFacts
     #: The instant beyond which SQS refuses to extend it: 12 hours from when its receive was called.
@@ -134,16 +216,18 @@ class Delivery:
     #: When its visibility lapses.
     deadline: float
     holder: Holder
+    consumer: Consumer | None = None
     #: The sender's, in SQS's own shape.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
     #: The ARN of the queue from which SQS itself has moved its message, whose receives it counts on.
     moved_from: str | None = None
     #: Where its payload is, if that is in S3. One of ours goes with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
-    #: The message's queue URL and id, which all of its deliveries share.
+    #: The message's queue URL and id.
     message_key: tuple[str, str] = field(init=False)
-    #: Whether it is in its ledger, neither settled nor superseded.
-    held: bool = field(default=False, init=False)
+    #: kombu's delivery tag: the first receipt handle.
+    tag: str = field(init=False)
+    state: State = field(default=State.HELD, init=False)
     #: Whether the buffer, Celery or a thread that fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
     #: The object that alone settles it from then on: Celery's request for it, then its run in a pool without
@@ -151,10 +235,6 @@ class Delivery:
     carrier: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it.
     began: float | None = field(default=None, init=False)
-    #: Whether it was given to a pool that may run it any moment.
-    dispatched: bool = field(default=False, init=False)
-    #: Whether its copies are sent, and only their sender settles it.
-    claimed: bool = field(default=False, init=False)
     #: Whether it is settled when its run begins, and not when that ends.
     acknowledged_early: bool = field(default=False, init=False)
     #: The outcome, as its request knows it, of a run whose message is deleted: "failed", "retried" ... And
@@ -169,7 +249,7 @@ class Delivery:
     #: Whether a request that extends it is in flight, and the settlement that waits for that.
     extending: bool = field(default=False, init=False)
     waiting: Settlement | None = field(default=None, init=False)
-    #: The `hold.ledger.Bucket` in which the extension schedule keeps it.
+    #: The `extensions.Bucket` in which the extension schedule keeps it.
     bucket: Any = field(default=None, init=False)
     #: The instant until which its task asks to hide the message; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
@@ -177,15 +257,19 @@ class Delivery:
     parks: int = field(default=0, init=False)
     #: Its state as its task sees it, in any process.
     lease: Lease | None = field(default=None, init=False)
-    #: The newer delivery of the same message.
-    superseded_by: Delivery | None = field(default=None, init=False)
-    #: Called with it when it is lost while it is held, in a thread of the pump.
-    on_lost: Callable[[Delivery], None] | None = field(default=None, init=False)
+    #: Called with the receipt handle under which it is lost while it is held, in a thread of the pump.
+    on_lost: Callable[[str], None] | None = field(default=None, init=False)
     #: Whether its run has to show life.
     inactivity: Inactivity | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.message_key = self.queue.url, self.facts.message_id
+        self.tag = self.handle
+
+    @property
+    def held(self) -> bool:
+        """Whether it is not settled."""
+        return self.state is not State.SETTLED
 
     @property
     def at_horizon(self) -> bool:
@@ -194,46 +278,36 @@ class Delivery:
 
     @property
     def started(self) -> bool:
-        """Whether a pool runs it."""
+        """Whether a pool has begun to run it."""
         return self.began is not None
-
-    @property
-    def current(self) -> Delivery:
-        """The newest delivery of this message to this process, whose handle is the one that counts."""
-        delivery = self
-        while delivery.superseded_by is not None:
-            delivery = delivery.superseded_by
-        return delivery
-
-    def generations(self) -> Iterator[Delivery]:
-        """It and the newer deliveries, those included that arrive in the loop."""
-        delivery: Delivery | None = self
-        while delivery is not None:
-            yield delivery
-            delivery = delivery.superseded_by
 
     @property
     def is_dropped(self) -> bool:
         """Whether nothing would settle the delivery: its request or its run is gone, or it never had one."""
-        if self.carrier is None:
-            return not (self.in_hand or self.claimed)
-        return self.carrier() is None and not self.claimed
-
-    def take_after(self, older: Delivery) -> None:
-        """Take the older delivery's facts from its message's payload, which is not fetched again."""
-        self.parks = max(self.parks, older.parks)
-        if self.facts.task is None:
-            self.facts = replace(self.facts, task=older.facts.task, task_id=older.facts.task_id)
-
-    def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
-        """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
-        return self.holder.parking.renewal(self, eta, copied, payload)
+        if self.state is State.COPYING:
+            return False
+        return not self.in_hand if self.carrier is None else self.carrier() is None
 
     @property
     def lease_key(self) -> LeaseKey | None:
         """The key by which the task finds its lease."""
-        lease = self.lease or self.current.lease
-        return lease.key if lease else None
+        return self.lease.key if self.lease else None
+
+    @property
+    def may_return(self) -> bool:
+        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
+        left = self.receives_left
+        return left is None or left > 0
+
+    @property
+    def receives_left(self) -> int | None:
+        """How often SQS would hand it out again; `None` without a redrive policy."""
+        policy = self.holder.redrive.peek(self.queue)
+        return None if policy is None else policy.max_receive_count - self.facts.receive_count
+
+    def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
+        """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
+        return self.holder.parking.renewal(self, eta, copied, payload)
 
     def settle(self, settlement: Settlement) -> bool:
         """Settle it, once and for all; returns at once, and threads send the request.
@@ -241,41 +315,33 @@ class Delivery:
         Returns:
             Whether it was still ours to settle; a second settlement does nothing.
         """
-        return self.holder.settle(self, settlement) or (
-            self.superseded_by is not None and self.current.settle(settlement)
-        )
+        return self.holder.settle(self, settlement)
 
     def start(self) -> bool:
         """A pool begins to run it; `False` if it may not, having been given back meanwhile, or lost."""
-        return self.holder.start(self) or (self.superseded_by is not None and self.current.start())
+        return self.holder.start(self)
 
     def dispatch(self) -> bool:
         """It goes to a pool that cannot be kept from running it; whether it may, as for `start`."""
-        return self.holder.dispatch(self) or (self.superseded_by is not None and self.current.dispatch())
+        return self.holder.dispatch(self)
 
     def extend(self, until: float) -> None:
         """Its task wants it hidden until that monotonic instant; its lease tells the answer."""
-        if not self.holder.extend(self, until) and self.superseded_by is not None:
-            self.current.extend(until)
+        self.holder.extend(self, until)
 
     def tell_lost(self) -> None:
         """Another worker has the key of its exclusive task: its run is told, or ended. A thread's own."""
-        if not self.holder.tell_lost(self) and self.superseded_by is not None:
-            self.current.tell_lost()
-
-    def supersede(self, superseded_by: Delivery) -> bool:
-        """A newer delivery of the message, held already, takes its place; `False` if it was settled."""
-        return self.holder.supersede(self, superseded_by)
+        self.holder.tell_lost(self)
 
     def ran(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
-        self.current.holder.ran(self.current)
+        self.holder.ran(self)
 
     def give_up(
         self, reason: str, body: Callable[[], str], when_exhausted: str | None = None, **attributes: str
     ) -> None:
         """Its task failed for good: a dead letter made of `body()`, or deleted, or kept."""
-        self.holder.rejection.give_up(self.current, reason, body, when_exhausted, **attributes)
+        self.holder.rejection.give_up(self, reason, body, when_exhausted, **attributes)
 
     @property
     def given_up(self) -> bool:
@@ -289,7 +355,7 @@ class Delivery:
 
     def reject(self, *, requeue: bool) -> None:
         """Give it back at once, or leave it to the queue's redrive policy; deleted where there is none."""
-        self.holder.rejection.reject(self.current, requeue=requeue)
+        self.holder.rejection.reject(self, requeue=requeue)
 
     def refuse(self, reason: str, body: str, *, others_may: bool = False) -> bool:
         """No task of this worker can be made of it: a dead letter, or hidden where others may know it.
@@ -297,30 +363,18 @@ class Delivery:
         Returns:
             Whether this process refuses the message for the first time.
         """
-        return self.holder.rejection.refuse(self.current, reason, body, others_may=others_may)
+        return self.holder.rejection.refuse(self, reason, body, others_may=others_may)
 
     def after_an_error(self) -> Settlement:
         """How to settle a failure about which its task says nothing."""
-        return self.holder.rejection.after_an_error(self.current)
+        return self.holder.rejection.after_an_error(self)
 
     def come_back(self, error: BaseException) -> None:
         """An error of this process keeps the message from being read or run: another time it can be."""
-        self.holder.rejection.come_back(self.current, error)
-
-    @property
-    def may_return(self) -> bool:
-        """Whether SQS would hand it out again, instead of moving it to the dead-letter queue."""
-        left = self.receives_left
-        return left is None or left > 0
-
-    @property
-    def receives_left(self) -> int | None:
-        """How often SQS would hand it out again; `None` without a redrive policy."""
-        policy = self.holder.redrive.peek(self.queue)
-        return None if policy is None else policy.max_receive_count - self.current.facts.receive_count
+        self.holder.rejection.come_back(self, error)
 
     def __repr__(self) -> str:
-        state = "lost" if self.lost else "started" if self.started else "held"
+        state = "lost" if self.lost else self.state.name.lower()
         return f"<Delivery {self.facts.message_id} of {self.queue.name!r}: {state}>"
 
 

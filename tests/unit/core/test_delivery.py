@@ -1,4 +1,4 @@
-"""A delivery acts on the newest delivery of its message, and asks its holder how to reject it."""
+"""A delivery asks its holder how to settle and to reject it, and says how it is."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from unittest.mock import Mock, call
 import pytest
 from support import factories
 
-from celery_sqs_visibility.delivery.settlements import Lapse
+from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.settlements import Lapse
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 
-def delivery(holder, handle="h1"):
-    return factories.delivery(factories.sqs_queue(), holder, handle=handle)
+def delivery(holder):
+    return factories.delivery(factories.sqs_queue(), holder)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +34,13 @@ def delivery(holder, handle="h1"):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_newest_delivery_of_the_message_is_meant(act, name, asked, answer):
+def test_its_holder_says_how_it_is_rejected(act, name, asked, answer):
     holder = Mock()
     ask = getattr(holder.rejection, name)
     ask.return_value = answer
-    old, new = delivery(holder), delivery(holder, "h2")
-    old.superseded_by = new
-    assert act(old) == answer
-    assert holder.mock_calls == [getattr(call.rejection, name)(new, *asked.args, **asked.kwargs)]
+    one = delivery(holder)
+    assert act(one) == answer
+    assert holder.mock_calls == [getattr(call.rejection, name)(one, *asked.args, **asked.kwargs)]
 
 
 def test_the_horizon_counts_from_the_receive_that_brought_it():
@@ -54,8 +54,10 @@ def test_the_horizon_counts_from_the_receive_that_brought_it():
 def test_it_says_which_message_it_is_and_how_it_is():
     one = delivery(None)
     assert repr(one) == "<Delivery m1 of 'q': held>"
-    one.began = 1001.0
-    assert repr(one) == "<Delivery m1 of 'q': started>"
+    one.state = State.RUNNING
+    assert repr(one) == "<Delivery m1 of 'q': running>"
+    one.lost = True
+    assert repr(one) == "<Delivery m1 of 'q': lost>"
 
 
 def test_deliveries_are_told_apart_by_identity_and_may_be_referred_to_weakly():

@@ -1,0 +1,470 @@
+"""What this process holds and has held: who may settle each message, when it is extended, what comes back."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
+
+from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
+from celery_sqs_visibility.core.extensions import (
+    ExtensionSchedule,
+    extension_seconds,
+    is_extended_again,
+    next_try,
+    seconds_apart,
+)
+from celery_sqs_visibility.core.recent import RecentKeys
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Settlement
+from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
+from celery_sqs_visibility.policy.options import OptionsOfQueue, QueueOptions
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+
+#: An instant that has passed.
+AT_ONCE: Final = 0.0
+
+#: A loop that has not come round for so long stands still for good, and begins nothing that waits for it.
+STANDS_STILL_SECONDS: Final = 60.0
+
+#: A loop that stood still is looked at again after this time.
+LOOK_SECONDS: Final = 1.0
+
+#: A finished message is remembered for this long after it can come back.
+MARGIN_SECONDS: Final = 60
+
+DEADLINE_PASSED: Final = "its visibility timeout ran out before it could be extended"
+ANSWERED_LATE: Final = "its extension was answered after its visibility timeout, and may be worth nothing"
+NOBODY_BEGINS_IT: Final = "Celery's main thread stands still, so it was not extended any longer"
+HORIZON_REACHED: Final = "it was held for the 12 hours that SQS allows"
+
+
+class Arrival(enum.Enum):
+    """What a receipt is to this process."""
+
+    NEW = "of a message that is neither held nor finished here"
+    HELD = "of a message that is held here: it takes the place of the older receipt"
+    REPEATED = "held here: an answer listed it twice, or came twice"
+    OUTDATED = "of a message that is held here under a newer one, and lapsed before it arrived"
+    FINISHED = "of a message that was finished here"
+
+
+class Past(enum.Enum):
+    """End of a message that this process does not hold any more; the value is the number to remember.
+
+    Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
+    are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejected and kept ones only
+    saves log lines.
+    """
+
+    FINISHED = 300_000
+    UNDELETED = 200_000
+    GIVEN_UP = 100_000
+    REJECTED = 10_000
+    KEPT = 20_000
+
+
+class Extension(NamedTuple):
+    """An entry of a request that extends messages; 0 seconds where one has lapsed, or needs none."""
+
+    delivery: Delivery
+    handle: str
+    seconds: int
+
+
+class Answered(NamedTuple):
+    """How an extension ended.
+
+    Attributes:
+        delivery: of which.
+        held: whether it is held, under the receipt that was extended.
+        waiting: the settlement that waited for the extension, to be carried out now.
+        extended: whether SQS extended it.
+        lost: why it is lost from now on, if it is.
+    """
+
+    delivery: Delivery
+    held: bool
+    waiting: Settlement | None
+    extended: bool = False
+    lost: str | None = None
+
+
+#: Arrivals that are held from then on.
+ADDED: Final = (Arrival.NEW, Arrival.FINISHED)
+
+
+class Held:
+    """Deliveries that this process holds, and what it remembers of others. Not thread-safe: its holder locks.
+
+    Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
+    reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
+    delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
+
+    A message comes back to its holder when its visibility timeout ran out, or because standard queues deliver
+    at least once. Only the newest receipt counts.
+
+    Args:
+        options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
+            before their deadline; with an interval of 0 only if their task asks for it.
+        visibility_timeout: the longest of any queue, in seconds; what is finished is remembered for longer.
+    """
+
+    def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float) -> None:
+        self._options_of = options_of
+        self._held: dict[tuple[str, str], Delivery] = {}  # by message
+        self._by_tag: dict[str, Delivery] = {}
+        # Those that were settled unrun, by tag, as long as anybody refers to them.
+        self._gone: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
+        self.postponed = 0  # settlements that wait for an extension in flight
+        self._extensions = ExtensionSchedule()
+        # A message that is given up and kept comes back within 12 hours, each time; one that could not be
+        # deleted once SQS answers again.
+        seconds = {
+            Past.FINISHED: visibility_timeout + MARGIN_SECONDS,
+            Past.UNDELETED: VISIBILITY_HORIZON_SECONDS,
+            Past.GIVEN_UP: VISIBILITY_HORIZON_SECONDS,
+        }
+        self._past: dict[Past, RecentKeys[tuple[str, str]]] = {
+            past: RecentKeys(past.value, seconds.get(past, math.inf)) for past in Past
+        }
+        self._finished, self._undeleted = self._past[Past.FINISHED], self._past[Past.UNDELETED]
+        self._kept = self._past[Past.KEPT]
+
+    # What is held.
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, tag: str) -> Delivery | None:
+        """The delivery of that tag, as long as anybody refers to it; none that ran and is settled.
+
+        It may be settled before it runs, and then cannot be started. A caller that hands a message over by
+        its tag keeps the delivery until the other side has looked it up.
+        """
+        return self._by_tag.get(tag) or self._gone.get(tag)
+
+    def of(self, consumer: Consumer) -> list[Delivery]:
+        """All that this consumer brought, in the order of arrival."""
+        return [each for each in self._held.values() if each.consumer is consumer]
+
+    def holds_of(self, consumer: Consumer) -> bool:
+        """Whether anything is held that this consumer brought."""
+        return any(each.consumer is consumer for each in self._held.values())
+
+    # Receipts.
+
+    def receive(self, deliveries: Sequence[Delivery], now: float) -> list[tuple[Arrival, Delivery]]:
+        """One poll brought these, of one queue and with one deadline.
+
+        Returns:
+            What each is to this process, and the delivery of its message. New and finished ones are held from
+            now on; a finished one is to be deleted.
+        """
+        received = [self._arrive(delivery, now) for delivery in deliveries]
+        if added := [delivery for arrival, delivery in received if arrival in ADDED]:
+            self._schedule(added)
+        return received
+
+    def _arrive(self, delivery: Delivery, now: float) -> tuple[Arrival, Delivery]:
+        key = delivery.message_key
+        held = self._held.get(key)
+        if held is None:
+            self._held[key] = self._by_tag[delivery.tag] = delivery
+            finished = key in self._finished or key in self._undeleted
+            return Arrival.FINISHED if finished else Arrival.NEW, delivery
+        delivery.state = State.SETTLED
+        if delivery.handle == held.handle:
+            return Arrival.REPEATED, held
+        if delivery.deadline <= now and delivery.deadline < held.deadline:
+            return Arrival.OUTDATED, held  # its answer came while the process was stopped, say
+        self._renew(held, delivery)
+        return Arrival.HELD, held
+
+    def _renew(self, held: Delivery, newer: Delivery) -> None:
+        """The newer receipt counts from now on. What an extension of the older in flight brings does not."""
+        held.handle, held.deadline, held.horizon = newer.handle, newer.deadline, newer.horizon
+        held.lost = False
+        facts = newer.facts
+        if facts.task is None:  # its payload is in S3, and is not fetched again
+            facts = replace(facts, task=held.facts.task, task_id=held.facts.task_id)
+        if held.carrier is not None:  # Celery has counted
+            facts = replace(facts, attempt=held.facts.attempt)
+        held.facts = facts
+        if held.lease is not None:
+            held.lease.renew(held.deadline, held.horizon)
+        if not held.extending:
+            self._schedule([held], AT_ONCE if held.requested_deadline else None)
+
+    # Runs.
+
+    def start(self, delivery: Delivery, leases: Leases | None, now: float) -> bool:
+        """A pool begins to run it at that monotonic instant; `False` if it may not."""
+        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
+            return False
+        delivery.state, delivery.began = State.RUNNING, now
+        self._give_lease(delivery, leases)
+        return True
+
+    def dispatch(self, delivery: Delivery, leases: Leases | None) -> bool:
+        """It goes to a pool that cannot be kept from running it; `False` if it may not."""
+        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
+            return False
+        if delivery.state is State.HELD:
+            delivery.state = State.DISPATCHED
+        self._give_lease(delivery, leases)
+        return True
+
+    @staticmethod
+    def _give_lease(delivery: Delivery, leases: Leases | None) -> None:
+        if leases is None or delivery.lease is not None:
+            return
+        delivery.lease = leases.take(delivery.deadline, delivery.extend, delivery.horizon)
+        if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
+            delivery.lease.lost = True
+
+    def tell_lost(self, delivery: Delivery) -> bool:
+        """Its lease reads as lost from now on, though its message is extended; whether it is held."""
+        if delivery.held and delivery.lease is not None:
+            delivery.lease.lost = True
+        return delivery.held
+
+    def tell_inactive(self, delivery: Delivery) -> bool:
+        """Its run has shown no life: the run hears of it; whether it is held, and has a lease."""
+        if delivery.lease is None or not delivery.held:
+            return False
+        delivery.lease.tell_inactive()
+        return True
+
+    # The end.
+
+    def claim(self, delivery: Delivery) -> bool:
+        """Its copies are to be sent: it is extended until their sender settles it; whether it was ours to."""
+        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
+            return False
+        delivery.state = State.COPYING
+        self._end_lease(delivery)
+        return True
+
+    def disclaim(self, delivery: Delivery) -> bool:
+        """It is to run after all, by another request of Celery's; whether it is held."""
+        if delivery.state is not State.COPYING:
+            return False
+        delivery.state, delivery.began, delivery.carrier = State.HELD, None, None
+        return True
+
+    def settle(
+        self,
+        delivery: Delivery,
+        settlement: Settlement,
+        now: float,
+        *,
+        receipt: str | None = None,
+        copied: bool = False,
+    ) -> bool:
+        """Decide how it ends. The first settlement counts.
+
+        Args:
+            delivery: what is settled.
+            settlement: how; where it is `delivery.waiting` then, `answered` hands it back.
+            now: the monotonic instant.
+            receipt: settle it only if that is still its latest receipt handle.
+            copied: whether the caller has sent its copies: nobody else settles it while they are sent.
+
+        Returns:
+            Whether it was settled.
+        """
+        if delivery.state is State.SETTLED or (delivery.state is State.COPYING) is not copied:
+            return False
+        if receipt is not None and receipt != delivery.handle:
+            return False
+        if isinstance(settlement, Delete):
+            self.finish(delivery, now)
+        else:
+            self._kept.add(delivery.message_key, now)
+        self._remove(delivery)
+        self._end_lease(delivery)
+        self.postpone(delivery, settlement)
+        return True
+
+    def postpone(self, delivery: Delivery, settlement: Settlement) -> bool:
+        """Whether this settlement, of one that is held no more, waits from now on for an extension."""
+        if not delivery.extending or isinstance(settlement, (Delete, DeadLetter)):
+            return False
+        delivery.waiting = settlement
+        self.postponed += 1
+        return True
+
+    def _remove(self, delivery: Delivery) -> None:
+        if self._by_tag.pop(delivery.tag, None) is not None:
+            if delivery.began is None:  # it may be looked up yet
+                self._gone[delivery.tag] = delivery
+            del self._held[delivery.message_key]
+            self._extensions.remove(delivery)
+        delivery.state = State.SETTLED
+
+    @staticmethod
+    def _end_lease(delivery: Delivery) -> None:
+        """An extension in flight may not write to the row, which is another lease's from now on."""
+        if delivery.lease is not None:
+            delivery.lease.end()
+            delivery.lease = None
+
+    # What has been held.
+
+    def finish(self, delivery: Delivery, now: float) -> None:
+        """It is done, and is to be deleted: if it comes back from here on, it is deleted again.
+
+        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
+        task asked for that; an extension in flight may put that off by a visibility timeout.
+        """
+        self._finished.add(delivery.message_key, now, delivery.deadline + MARGIN_SECONDS)
+
+    def remember(self, past: Past, delivery: Delivery, now: float) -> bool:
+        """Note the end of its message; whether it is new."""
+        return self._past[past].add(delivery.message_key, now)
+
+    def remembers(self, past: Past, delivery: Delivery) -> bool:
+        """Whether its message has had that end before. Any thread."""
+        return delivery.message_key in self._past[past]
+
+    # Extensions.
+
+    def request_extension(self, delivery: Delivery, until: float, now: float) -> None:
+        """Its task wants it hidden until that monotonic instant: it is extended next.
+
+        A lost delivery is not extended, which its lease tells.
+        """
+        if not delivery.held or delivery.lost:
+            return
+        delivery.requested_deadline = until
+        if not delivery.extending:
+            apart = seconds_apart(self._options_of(delivery.queue.name))
+            self._extensions.add([delivery], now, apart)
+
+    def next_extension(self) -> float | None:
+        """The monotonic instant at which `take_due` has something to do."""
+        return self._extensions.next_due()
+
+    def batches_due(self, now: float) -> int:
+        """How many times `take_due` has something to do."""
+        return self._extensions.batches_due(now)
+
+    def take_due(self, now: float) -> list[Extension]:
+        """What one request extends, all of one queue; marked as being extended."""
+        due = self._extensions.take_due(now)
+        if not due:
+            return []
+        options = self._options_of(due[0].queue.name)
+        for delivery in due:
+            delivery.extending = True
+        return [Extension(each, each.handle, self._seconds(each, options, now)) for each in due]
+
+    def lateness(self, delivery: Delivery, now: float) -> float:
+        """Seconds since the instant by which it should have been extended; 0 before."""
+        interval = self._options_of(delivery.queue.name).heartbeat_interval
+        return max(0.0, now - (delivery.deadline - interval))
+
+    def answered(
+        self,
+        extension: Extension,
+        error: SQSError | None,
+        since: float,
+        now: float,
+        outage: SQSError | None = None,
+    ) -> Answered:
+        """The request that was made at `since`, if it took one, has ended, with that error.
+
+        `outage` is why SQS has not extended others lately, if it has not.
+        """
+        delivery, handle, seconds = extension
+        delivery.extending = False
+        waiting, delivery.waiting = delivery.waiting, None
+        if waiting is not None:
+            self.postponed -= 1
+        if handle != delivery.handle:  # a newer receipt came meanwhile
+            self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
+            return Answered(delivery, False, waiting)
+        extended, lost = False, None
+        if isinstance(error, ReceiptHandleInvalidError):
+            lost = str(error)
+        elif delivery.deadline <= now:
+            lost = ANSWERED_LATE if seconds and error is None else self._why_lapsed(delivery, now, outage)
+        elif not seconds:
+            self._not_extensible(delivery, now)
+        elif error is None:
+            extended = True
+            self._extended(delivery, since + seconds)
+        else:  # tried again until the deadline
+            self._plan_next(delivery, next_try(delivery, now))
+        if lost is not None:
+            self._lose(delivery)
+        return Answered(delivery, delivery.held, waiting, extended, lost)
+
+    def _extended(self, delivery: Delivery, deadline: float) -> None:
+        delivery.deadline = deadline
+        if delivery.lease is not None:
+            delivery.lease.deadline = deadline
+        if delivery.requested_deadline and (delivery.requested_deadline <= deadline or delivery.at_horizon):
+            self._answer(delivery)
+        self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
+
+    def _not_extensible(self, delivery: Delivery, now: float) -> None:
+        """It needs no extension now, or its horizon is reached.
+
+        A delivery that its task has hidden for long comes along in a batch with space; it is extended again
+        before its deadline, as any other. One that nothing extends is left until it is lost, at the deadline.
+        """
+        if self._is_forsaken(delivery, now):
+            self._plan_next(delivery, min(now + LOOK_SECONDS, delivery.deadline))
+            return
+        options = self._options_of(delivery.queue.name)
+        if extension_seconds(delivery, options, now) > 0:  # its task has asked just now
+            self._plan_next(delivery, AT_ONCE)
+            return
+        self._answer(delivery)
+        self._plan_next(delivery, None if is_extended_again(delivery, options, now) else delivery.deadline)
+
+    @staticmethod
+    def _is_forsaken(delivery: Delivery, now: float) -> bool:
+        """Whether it has not begun, and nobody is there who would begin it."""
+        if delivery.state is not State.HELD or delivery.consumer is None:
+            return False
+        return delivery.consumer.loop_late(now) >= STANDS_STILL_SECONDS
+
+    def _seconds(self, delivery: Delivery, options: QueueOptions, now: float) -> int:
+        return 0 if self._is_forsaken(delivery, now) else extension_seconds(delivery, options, now)
+
+    def _why_lapsed(self, delivery: Delivery, now: float, outage: SQSError | None) -> str:
+        if delivery.at_horizon:
+            return HORIZON_REACHED
+        if self._is_forsaken(delivery, now):
+            return NOBODY_BEGINS_IT
+        return DEADLINE_PASSED if outage is None else f"{DEADLINE_PASSED}: {outage}"
+
+    def _lose(self, delivery: Delivery) -> None:
+        delivery.lost = True
+        if delivery.lease is not None:
+            delivery.lease.lost = True
+        self._answer(delivery)
+
+    @staticmethod
+    def _answer(delivery: Delivery) -> None:
+        """The deadline that its task requested is reached, or cannot be."""
+        if delivery.requested_deadline and delivery.lease is not None:
+            delivery.lease.answer(delivery.requested_deadline)
+        delivery.requested_deadline = 0.0
+
+    def _plan_next(self, delivery: Delivery, not_before: float | None) -> None:
+        if delivery.held and not delivery.lost:
+            self._schedule([delivery], not_before)
+
+    def _schedule(self, deliveries: Sequence[Delivery], not_before: float | None = None) -> None:
+        """Extend them, of one queue and with one deadline, at their time or, if that is given, later."""
+        deadline, options = deliveries[0].deadline, self._options_of(deliveries[0].queue.name)
+        if not_before is None and (interval := options.heartbeat_interval):
+            self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
+        else:
+            self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)

@@ -1,0 +1,159 @@
+"""Heartbeat: it keeps held messages hidden, be they buffered, reserved or running."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.held import Answered, Extension, Held
+from celery_sqs_visibility.core.settlements import Settlement
+from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.errors import AnswerLostError, ReceiptHandleInvalidError, SQSError
+from celery_sqs_visibility.events import Extended, Lost, emit, log_safely
+from celery_sqs_visibility.measurements import ExtensionEnded
+from celery_sqs_visibility.policy.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+#: At 50 ms a request, four at a time extend 800 messages a second.
+MOST_IN_FLIGHT: Final = 4
+
+#: An extension is urgent if its message would come back within this time, in which the client could not wait
+#: for the answer to a request that hangs, pause, and make another.
+URGENT_SECONDS: Final = 6.25
+
+#: SQS that answers within this time answers to urgent requests, too.
+PROMPT_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExtensionBatch:
+    """What is due of one queue: `sent` goes to SQS; the `others` have lapsed, or need no extension."""
+
+    queue: Queue
+    sent: list[Extension]
+    others: list[Extension]
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+
+class Heartbeat:
+    """The heartbeat's work: see `pump.Work`.
+
+    Args:
+        held: the deliveries that are held; the pump's lock guards them.
+        clock: the monotonic clock of their deadlines.
+        resume: carries out a settlement that had to wait for an extension in flight.
+
+    Attributes:
+        lane: its lane, to be started.
+    """
+
+    def __init__(
+        self, held: Held, clock: Clock, resume: Callable[[Delivery, Settlement], None], pump: Pump
+    ) -> None:
+        self._held = held
+        self._clock = clock
+        self._resume = resume
+        self.lane: Lane[ExtensionBatch] = pump.lane("extends messages", MOST_IN_FLIGHT, self)
+        self._outages: dict[str, Outage] = {}  # by queue; guarded by the lane's lock
+        self._slow: set[str] = set()  # queues whose latest extension was cut off; each step is atomic
+
+    def notice(self) -> None:
+        """Deliveries were added: the next extension may be earlier. Under the lock."""
+        due = self._held.next_extension()
+        if due is not None and due < self.lane.next_due:
+            self.lane.wake_for(due, self._clock.monotonic())
+
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+        """See `pump.Work`."""
+        return self._held.next_extension()
+
+    def ready(self) -> int:
+        """See `pump.Work`."""
+        return max(1, self._held.batches_due(self._clock.monotonic()))
+
+    def take(self, now: float) -> ExtensionBatch | None:
+        """See `pump.Work`."""
+        due = self._held.take_due(now)
+        if not due:
+            return None
+        sent = [each for each in due if each.seconds]
+        return ExtensionBatch(due[0].delivery.queue, sent, [each for each in due if not each.seconds])
+
+    def send(self, batch: ExtensionBatch, since: float) -> BatchResult:
+        """See `pump.Work`."""
+        if not batch.sent:
+            return BatchResult({})
+        changes = [(handle, seconds) for _, handle, seconds in batch.sent]
+        left = min(each.delivery.deadline for each in batch.sent) - since
+        urgent = left < URGENT_SECONDS and batch.queue.name not in self._slow
+        return batch.queue.sqs.change_visibility(batch.queue.url, changes, urgent=urgent)
+
+    def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
+        """See `pump.Work`. It is known how all ended before anybody hears of the first."""
+        now, outage = self._clock.monotonic(), self._outages.get(batch.queue.name)
+        why = None if outage is None else outage.error
+        with self.lane.lock:
+            late = [self._held.lateness(each.delivery, now) for each in batch.sent]
+            ended = [self._held.answered(each, None, since, now, why) for each in batch.others]
+            for position, each in enumerate(batch.sent):
+                ended.append(self._held.answered(each, failed.get(position), since, now, why))
+        if batch.sent:
+            self._note_pace(batch.queue.name, now - since, failed.values())
+            self._log_outage(batch.queue, since, failed.values())
+        if ExtensionEnded.is_wanted():
+            for position, seconds in enumerate(late):
+                if position not in failed:
+                    emit(ExtensionEnded(batch.queue.name, seconds))
+        for (_, handle, seconds), one in zip([*batch.others, *batch.sent], ended, strict=True):
+            self._tell(one, handle, seconds)
+
+    def _note_pace(self, queue: str, seconds: float, errors: Collection[SQSError]) -> None:
+        """Where one was cut off, the next waits for the answer for longer, until SQS is prompt again."""
+        if any(isinstance(error, AnswerLostError) for error in errors):
+            self._slow.add(queue)
+        elif seconds < PROMPT_SECONDS:
+            self._slow.discard(queue)
+
+    def _log_outage(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
+        """One line when extending begins to fail, and one when it works again."""
+        with self.lane.lock:
+            outage = self._outages.get(queue.name)
+            if outage is None:
+                outage = Outage(logger, "extend messages", queue.name, self._clock)
+                self._outages[queue.name] = outage
+        # The message's own event tells of an invalid handle.
+        error = next((error for error in errors if not isinstance(error, ReceiptHandleInvalidError)), None)
+        if error is None:
+            outage.success(since)
+        else:
+            outage.failure(error)
+
+    def _tell(self, one: Answered, receipt: str, seconds: int) -> None:
+        """A delivery that was deleted or received anew meanwhile has no event, and no run to be ended."""
+        delivery, waiting = one.delivery, one.waiting
+        if one.held or waiting is not None:
+            if one.lost is not None:
+                emit(Lost(delivery.facts, one.lost))
+            elif one.extended and Extended.is_wanted():
+                emit(Extended(delivery.facts, seconds))
+        if one.held and one.lost is not None and (on_lost := delivery.on_lost) is not None:
+            _guarded("the run of a lost message could not be ended", on_lost, receipt)
+        if waiting is not None:
+            _guarded("a settlement was lost, and its message comes back", self._resume, delivery, waiting)
+
+
+def _guarded(sentence: str, act: Callable[..., object], *args: object) -> None:
+    """An error with one delivery does not concern the others of its batch."""
+    try:
+        act(*args)
+    except Exception:  # noqa: BLE001 - logged, if that works
+        log_safely(logger.exception, sentence)
