@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import finalize
 
 from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
 from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wrong_settings
@@ -59,6 +60,7 @@ class BotoSQS(SQS):
         self._settings = settings
         # Written under SESSIONS; read without, a dict's look-up being one step.
         self._callers: dict[tuple[int, Purpose], Caller] = {}
+        finalize(self, _close, self._callers).atexit = False  # threads may still use it then
         self._answered = False  # whether SQS has ever answered
         self._reached = (0, 0.0)  # by which process, until which monotonic instant; replaced whole
 
@@ -194,10 +196,8 @@ class BotoSQS(SQS):
     def close(self) -> None:
         """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
         with SESSIONS:
-            callers = [self._callers.pop((os.getpid(), purpose), None) for purpose in Purpose]
-        for caller in callers:
-            if caller is not None:
-                caller.close()
+            callers = {key: self._callers.pop(key) for key in list(self._callers) if key[0] == os.getpid()}
+        _close(callers)
 
     def _batch(
         self,
@@ -266,6 +266,13 @@ class BotoSQS(SQS):
             return Caller(new_client(self._settings, purpose))
         except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
             raise wrong_settings(exc, action) from None
+
+
+def _close(callers: Mapping[tuple[int, Purpose], Caller]) -> None:
+    """Close this process's connections. Takes no lock: garbage may be collected while any lock is held."""
+    for (pid, _), caller in callers.items():
+        if pid == os.getpid():
+            caller.close()
 
 
 def _entry(message: OutgoingMessage) -> dict[str, Any]:

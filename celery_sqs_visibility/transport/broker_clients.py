@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
@@ -24,7 +25,7 @@ from celery_sqs_visibility.transport.exchanges import configured_apps
 from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 
 _lock = ProcessLock()  # guards _shared
-_shared: Final[dict[tuple[int, ClientSettings], BotoSQS]] = {}
+_shared: Final[WeakValueDictionary[tuple[int, ClientSettings], BotoSQS]] = WeakValueDictionary()
 
 
 def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
@@ -45,18 +46,20 @@ def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
 def shared_sqs(settings: ClientSettings) -> BotoSQS:
     """This process's `SQS` for those settings: kombu's many Connections share its connection pools.
 
-    Any thread. A forked child gets its own.
+    It lives as long as a caller keeps it. Any thread. A forked child gets its own.
     """
     key = os.getpid(), settings
     with _lock:
-        if key not in _shared:
-            _shared[key] = BotoSQS(settings)
-        return _shared[key]
+        sqs = _shared.get(key)
+        if sqs is None:
+            sqs = _shared[key] = BotoSQS(settings)
+        return sqs
 
 
 def queues_of(settings: ClientSettings, options: Options) -> Queues:
     """The queues by name. No request."""
 
+    @cache  # which keeps it
     def sqs_for(predefined: PredefinedQueue) -> SQS:
         return shared_sqs(_settings_for(predefined, settings))
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -52,12 +52,23 @@ SYSTEM_ATTRIBUTES: Final = {
     "SentTimestamp",
 }
 
+#: Contexts that are kept when nothing uses them: those that connections have asked for last.
+KEPT_CONTEXTS: Final = 8
+
 _lock = ProcessLock()  # guards _contexts
-_contexts: dict[tuple[int, str], BrokerContext] = {}
+_contexts: MutableMapping[tuple[int, str], BrokerContext] = WeakValueDictionary()
+
+#: Those of the processes that this one was forked from. They are never collected, since locks around their
+#: sockets may be held by threads that this process does not have.
+_inherited: Final[list[BrokerContext]] = []
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_contexts.values()))
 
 
 class BrokerContext:
     """The queues of one broker, as one process sees them, with all that it knows of them.
+
+    Open connections keep it, and consumers that hold messages. It is in no cycle of references, so that its
+    sockets are closed as soon as nobody keeps it.
 
     Attributes:
         pump: makes the requests that no caller waits for.
@@ -101,7 +112,7 @@ class BrokerContext:
         self.decode_for_worker: DecodeMessage = self.decode_message
         self.decode_any_message = partial(decode_any_message, attribute_names=custom, limits=options)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
-        self.redrive = RedriveBook(self._finds_dead_letters)
+        self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
         self.pump = Pump()
         self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
         self.pauses = Pauses()
@@ -134,12 +145,19 @@ class BrokerContext:
             payloads=self.payloads.objects if self.payloads else None,
             turns=self.turns if for_worker else None,
             pauses=self.pauses if for_worker else None,
-            consumers=partial(copy_of, self.worker_queue_consumers if for_worker else ()),
+            consumers=partial(self._consumers_beside, for_worker=for_worker),
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def _consumers_beside(self, *, for_worker: bool) -> list[QueueConsumer]:
+        """The consumers that may take the messages of a consumer's last polls.
+
+        A consumer's reference to this method keeps the context while the consumer holds a message.
+        """
+        return copy_of(self.worker_queue_consumers) if for_worker else []
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
         """The bounds of a message's wait in the queue, as far as they are known. Any thread, no request."""
@@ -215,10 +233,6 @@ class BrokerContext:
             self.receive_options, visibility_timeout=self.options.for_queue(queue).visibility_timeout
         )
 
-    def _finds_dead_letters(self, queue: str) -> Callable[[], Queue] | None:
-        letters = self.options.for_queue(queue).dead_letter_queue
-        return partial(self.queues.find_or_create, letters) if letters else None
-
     def publish_attempts(self, connection: Any) -> PublishAttempts:
         """The attempts of a kombu Connection so far."""
         known = self._publish_attempts.get(connection)
@@ -234,9 +248,21 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
     ours = {name: v for name, v in given.items() if name not in OTHER_PEOPLES_OPTIONS}
     key = os.getpid(), repr((broker, broker.password, sorted(ours.items(), key=repr)))
     with _lock:
-        if key not in _contexts:
-            _contexts[key] = BrokerContext(broker, options)
-        return _contexts[key]
+        context = _contexts.get(key)
+        if context is None:
+            context = _contexts[key] = BrokerContext(broker, options)
+    return _kept(context)
+
+
+@lru_cache(KEPT_CONTEXTS)
+def _kept(context: BrokerContext) -> BrokerContext:
+    """Return the context, which is kept until those of as many other brokers were used."""
+    return context
+
+
+def _finds_dead_letters(queues: Queues, options: Options, queue: str) -> Callable[[], Queue] | None:
+    letters = options.for_queue(queue).dead_letter_queue
+    return partial(queues.find_or_create, letters) if letters else None
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:

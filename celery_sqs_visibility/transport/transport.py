@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import warnings
+from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
 
@@ -88,6 +89,7 @@ class Transport(virtual.Transport):
         if self.options.remote_control:
             self.implements = self.implements.extend(exchange_type=WITH_CONTROL)
         self._loop: Any = None
+        self._find_context = partial(shared_context, dict(client.transport_options), broker, self.options)
         self._context: BrokerContext | None = None
         self.buffer = Buffer()
         self._turn()
@@ -113,9 +115,10 @@ class Transport(virtual.Transport):
     @property
     def context(self) -> BrokerContext:
         """The part that connections of this process share. A forked child has its own. Any thread."""
-        if self._context is None or self._context.pid != os.getpid():
-            self._context = shared_context(self.client.transport_options, self.broker, self.options)
-        return self._context
+        context = self._context  # which another thread may close meanwhile
+        if context is None or context.pid != os.getpid():
+            context = self._context = self._find_context()
+        return context
 
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
@@ -160,7 +163,7 @@ class Transport(virtual.Transport):
         raise TimeoutError("no message arrived")
 
     def close_connection(self, connection: Any) -> None:
-        """Close the channels; the event loop no longer watches for messages."""
+        """Close the channels; the event loop no longer watches for messages, and the context is not kept."""
         if self._loop is not None:
             self._loop.on_tick.discard(self._turn)
             descriptor = self.buffer.fileno()
@@ -169,6 +172,7 @@ class Transport(virtual.Transport):
             self._loop = None
         super().close_connection(connection)
         self.buffer.close()
+        self._context = None
 
     def _turn(self) -> None:
         self.buffer.turned_at = SYSTEM_CLOCK.monotonic()

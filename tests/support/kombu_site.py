@@ -49,6 +49,11 @@ class KombuSite:
         for context in self._contexts:
             context.control.close()
 
+    def forget(self):
+        """Keep no connection and no context: nothing is left but what the package keeps."""
+        self.close()
+        self._connections, self._contexts = [], []
+
     def actions(self):
         """The requests so far."""
         return [action for action, _ in self.sqs.calls]

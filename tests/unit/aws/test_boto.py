@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_clients_are_made_anew_once_for_all_threads_that_failed_with_the_old_one
         sqs.queue_url("q")
     sqs.queue_url("q")
     assert [client.closed for client in clients] == [1, 0]
+
+
+def test_a_processs_own_connections_are_closed_without_a_lock_when_nobody_keeps_them(clients, monkeypatch):
+    sqs = BotoSQS(ClientSettings())
+    with monkeypatch.context() as parent:
+        parent.setattr(os, "getpid", lambda: -1)
+        sqs.queue_url("q")
+    sqs.queue_url("q")
+    monkeypatch.setattr(boto, "SESSIONS", None)  # another thread may have it
+    del sqs
+    assert [client.closed for client in clients] == [0, 1]
 
 
 def test_without_an_answer_the_clients_idle_connections_are_closed_and_it_stays(clients):

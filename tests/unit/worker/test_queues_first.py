@@ -26,6 +26,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
+from celery_sqs_visibility.transport import broker_clients
 from celery_sqs_visibility.worker import startup as module
 from celery_sqs_visibility.worker.startup import QueuesFirst, passes, reason_and_remedy
 
@@ -42,9 +43,9 @@ class World:
         self.ended = []
         monkeypatch.setattr(module, "_sleep", self.pauses.append)
         monkeypatch.setattr(module, "pause", lambda failures: failures)
+        monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: self.sqs)
         with app.connection_for_read() as connection:
             self.context = connection.transport.context
-        self.context.queues = Queues(self.sqs)
         monkeypatch.setattr(self.context, "end_broadcasts", lambda: self.ended.append(1))
         self.connection = SimpleNamespace(transport=SimpleNamespace(for_worker=False))
         self.consumer = SimpleNamespace(app=app, connect=lambda: self.connection)
@@ -74,7 +75,7 @@ def test_a_worker_connects_when_its_queues_are_there_and_the_transport_knows_who
     caplog.set_level(logging.INFO)
     assert world.connect() is world.connection
     assert world.connection.transport.for_worker
-    assert len(world.sqs.list_queues("q")) == 1
+    assert {url.rpartition("/")[2] for url in world.sqs.list_queues("q")} == {"q", "q-dead"}
     assert caplog.text.count("queue 'q' created at") == 1
     assert world.pauses == []
 
