@@ -55,6 +55,17 @@ def processes_of(pool: Any) -> list[Any] | None:
     return list(children) if isinstance(children, list) else None
 
 
+def size_of(pool: Any) -> int:
+    """How many tasks a pool without processes runs at once. Any thread.
+
+    Celery's pools of greenlets have gevent's or eventlet's in their attribute `_pool`
+    (celery/concurrency/gevent.py: `TaskPool.grow`, which until 5.7 leaves `limit` as it is). Without it a
+    pool that has grown would not be given more, and one that has shrunk would hold what it cannot run.
+    """
+    size: int | None = getattr(getattr(pool, "_pool", None), "size", None)
+    return pool.limit if size is None else size
+
+
 def apply_by(pool: Any, apply: Callable[..., Any]) -> None:
     """Replace what gives runs to a pool (celery/concurrency/base.py: `BasePool.apply_async`).
 

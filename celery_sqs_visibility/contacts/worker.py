@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from celery.worker.request import Request
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 _slots = cast("Any", Request)
@@ -39,6 +41,9 @@ class CeleryRequest(Request):
     #: The slot `_request_dict` itself, in place of Celery's property, which would be a call for each message.
     #: A task is told its delivery in it.
     request_dict: dict[str, Any] = _slots._request_dict
+
+    #: Likewise the slot `_eta`: when Celery's timer is to let it run.
+    eta: datetime | None = _slots._eta
 
     #: The request as the task sees it, as `self.request`; Celery makes it of the message when it is first
     #: needed (`_context`). Without it a run that is lost could not be reported.
@@ -184,8 +189,8 @@ def limit_by(consumer: Any, ours: Any) -> RateMethods:
 def apply_etas_by(consumer: Any, apply: Callable[[Any], None]) -> Callable[[Any], None]:
     """Replace what a timer calls when a task's ETA has come: `apply_eta_task`.
 
-    celery/worker/consumer/consumer.py. Without it a task whose message was given back would lower Celery's
-    prefetch count a second time.
+    celery/worker/consumer/consumer.py. Without it a task whose ETA has come would take no slot, and the
+    worker would receive a message too many.
     """
     theirs: Callable[[Any], None] = consumer.apply_eta_task
     consumer.apply_eta_task = apply

@@ -158,6 +158,12 @@ class Consumer(Protocol):
     def free(self, delivery: Delivery) -> None:
         """The delivery is settled, or its copies are sent: others may have its place."""
 
+    def rest(self, delivery: Delivery) -> None:
+        """Celery holds it for its ETA or its rate: others may have its place meanwhile."""
+
+    def resume(self, delivery: Delivery) -> None:
+        """Its time has come; harmless if it did not rest."""
+
     def let_go(self) -> None:
         """One that had no place is settled: perhaps it was the last that is held."""
 

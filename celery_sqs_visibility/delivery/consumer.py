@@ -231,6 +231,14 @@ class QueueConsumer:
         if self._closed:
             self.let_go()
 
+    def rest(self, delivery: Delivery) -> None:
+        """See `core.delivery.Consumer`."""
+        self.capacity.rest(delivery)
+
+    def resume(self, delivery: Delivery) -> None:
+        """See `core.delivery.Consumer`."""
+        self.capacity.resume(delivery)
+
     def end_run(self, delivery: Delivery, began: float) -> None:
         """See `core.delivery.Consumer`."""
         self.capacity.end_run(delivery, began, queue=delivery.queue.name)

@@ -60,18 +60,18 @@ LIKELY_SECONDS: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The pool's slots, and what Celery makes of them with `worker_prefetch_multiplier`.
-
-    Celery adds each task that it holds in memory for its ETA to its prefetch count.
+    """The pool's slots, and what Celery's settings make of them.
 
     Attributes:
+        prefetch_count: that of as many slots, by `worker_prefetch_multiplier`; 0 is unlimited.
+        eta_task_limit: how many tasks may wait for their ETA without a slot; `None`: any.
         collecting: whether tasks collect messages that no slot runs: Celery's prefetch count counts then.
         idle: whether nothing runs.
     """
 
     number: int
     prefetch_count: int
-    waiting_for_eta: int = 0
+    eta_task_limit: int | None = None
     collecting: bool = False
     idle: bool = False
 
@@ -82,10 +82,10 @@ class Slots:
 
     @property
     def runnable(self) -> int | None:
-        """Messages that Celery may have: for each slot one, and those that wait for an ETA; `None`: any."""
+        """Messages that Celery may have, those that wait for an ETA or a rate left out; `None`: any."""
         if self.prefetch_count <= 0:
             return None
-        return (self.fillable or BATCH_ENTRIES) + self.waiting_for_eta
+        return self.fillable or BATCH_ENTRIES
 
 
 def message_limit(

@@ -214,6 +214,12 @@ class Worker(DeliveryHolder):
         """Others may have its place."""
         self.capacity.free(delivery)
 
+    def rest(self, delivery: Delivery) -> None:
+        """Nothing: it takes one message at a time."""
+
+    def resume(self, delivery: Delivery) -> None:
+        """Nothing: it takes one message at a time."""
+
     def let_go(self) -> None:
         """Nothing: it has no threads."""
 

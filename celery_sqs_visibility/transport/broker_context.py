@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,6 @@ from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import lease_table
@@ -83,7 +82,6 @@ class BrokerContext:
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
-        forget_given_back: hears of deliveries that were given back in a pause; a bootstep sets it.
         on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
         client_settings: the settings of SQS's clients.
         decode_message: see `codec.decode_message`.
@@ -120,7 +118,6 @@ class BrokerContext:
         self.loop_late: Callable[[float, float], float] | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
-        self.forget_given_back: Callable[[Collection[Delivery]], object] = len
         self.on_remote_shutdown: Callable[[], None] | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()

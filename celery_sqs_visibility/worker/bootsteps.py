@@ -46,7 +46,7 @@ from celery_sqs_visibility.worker.pool_patches import (
     slots_of,
     watch_runs,
 )
-from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
+from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.startup import (
     QueuesFirst,
     ask_store,
@@ -100,12 +100,9 @@ class Deliveries(SQSStep):
         QueuesFirst(parent)
         AddedQueues(parent)
         BadMessages(parent)
+        RateLimits(parent, self._worker, context.turns)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
-            rate_limits = RateLimits(parent, context.turns, GivenBack(parent, self._worker))
-            context.forget_given_back = rate_limits.forget
             self._join_remote_control(parent, context)
-        else:
-            RateLimits(parent, context.turns)
 
     @staticmethod
     def _join_remote_control(parent: Any, context: BrokerContext) -> None:

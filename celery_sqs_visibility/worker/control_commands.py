@@ -66,7 +66,7 @@ def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict
         each.notice_pause(queue)
     how_long = "until it is resumed" if seconds == FOR_EVER else f"for {seconds:g} s"
     logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
-    if start_thread(_give_back, f"sqs-pause-{queue}", context, consumers, queue) is None:
+    if start_thread(_give_back, f"sqs-pause-{queue}", consumers, queue) is None:
         raise NothingGivenBackError
     return {**before, **_pause_of(context, queue)}
 
@@ -120,10 +120,9 @@ def _check(context: BrokerContext, queue: str) -> None:
         raise QueueNotConsumedError(f"consumes {', '.join(map(repr, queues))}, and not {queue!r}")
 
 
-def _give_back(context: BrokerContext, consumers: list[QueueConsumer], queue: str) -> None:
+def _give_back(consumers: list[QueueConsumer], queue: str) -> None:
     """Give back the messages of a paused queue that have not begun. In a thread of its own."""
     released = [delivery for each in consumers for delivery in each.give_back_unstarted(queue)]
-    context.forget_given_back(released)
     if released:
         logger.info("paused queue %r: messages given back that had not begun: %s", queue, len(released))
 

@@ -16,7 +16,15 @@ from celery.exceptions import TaskRevokedError
 from celery.platforms import EX_OK
 from celery.worker import state
 
-from celery_sqs_visibility.contacts.pool import Jobs, apply_by, flush_by, request_of, stop_by, was_accepted
+from celery_sqs_visibility.contacts.pool import (
+    Jobs,
+    apply_by,
+    flush_by,
+    request_of,
+    size_of,
+    stop_by,
+    was_accepted,
+)
 from celery_sqs_visibility.contacts.python import (
     call_before_threads_are_joined,
     call_exit_hooks,
@@ -115,11 +123,15 @@ known_slots: Final = lru_cache(maxsize=128)(Slots)
 
 
 def slots_of(consumer: Any, worker: WorkerContext) -> Slots:
-    """Slots of a consumer's worker. Any thread."""
-    prefetch_count, qos = consumer.initial_prefetch_count, consumer.qos  # `None` until it consumes
-    raised = 0 if qos is None else max(0, qos.value - prefetch_count)
-    idle = not state.active_requests
-    return known_slots(number_of_slots(consumer), prefetch_count, raised, worker.collects, idle)
+    """Slots of a consumer's worker. Any thread.
+
+    Not by Celery's own prefetch count: it counts the processes of a pool that grows or scales itself as they
+    are just now, and adds tasks that wait for an ETA, where `worker_eta_task_limit` lets it.
+    """
+    number, idle = number_of_slots(consumer), not state.active_requests
+    # kombu 5.5 has no such limit; and there is no QoS until it consumes.
+    eta_task_limit = getattr(consumer.qos, "max_prefetch", None)
+    return known_slots(number, number * consumer.prefetch_multiplier, eta_task_limit, worker.collects, idle)
 
 
 def number_of_slots(consumer: Any) -> int:
@@ -131,7 +143,7 @@ def number_of_slots(consumer: Any) -> int:
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
     # `num_processes` of greenlets was, until 5.7, the number that run. A pool that has stopped has none: it
     # asks billiard's, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
-    number: int = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else pool.limit
+    number: int = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else size_of(pool)
     return number if autoscaler is None else max(number, autoscaler.max_concurrency)
 
 

@@ -110,7 +110,7 @@ class DeliveryRequest(CeleryRequest):
         if self.is_early:
             delivery.acknowledged_early = True
         self._describe(delivery)
-        if self.worker.on_eta is not None and self.eta is not None:
+        if self.eta is not None and self.worker.on_eta is not None:
             self.worker.on_eta(self)
         if self.ends_when_lost:
             delivery.on_lost = self.end_lost_run

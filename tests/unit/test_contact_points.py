@@ -93,6 +93,9 @@ MENTIONED = [
     ("celery.concurrency.prefork:TaskPool.on_start", "P = self._pool = Pool("),
     ("celery.concurrency.prefork:TaskPool.num_processes.fget", "return self._pool._processes"),
     ("billiard.pool:Pool.__init__", "self._pool = []"),
+    # A pool of greenlets that has grown has a pool of another size.
+    ("celery.concurrency.gevent:TaskPool.grow", "self._pool.size"),
+    ("celery.concurrency.eventlet:TaskPool.on_start", "self._pool = "),
     ("billiard.common:reset_signals", "handler=_shutdown_cleanup"),
     # A thread says that it has started by an event of its own.
     ("threading:Thread.start", "self._started.wait()"),
@@ -127,7 +130,8 @@ MENTIONED = [
         "self.conninfo.connection_errors ... self.app.steps['consumer']",
     ),
     # A request keeps its facts where we complete them.
-    ("celery.worker.request:Request", "__slots__ = ( ... '_expires', '_request_dict', "),
+    ("celery.worker.request:Request", "__slots__ = ( ... '_eta', '_expires', '_request_dict', "),
+    ("celery.worker.request:Request.eta.fget", "return self._eta"),
     (
         "celery.worker.request:Request.__init__",
         "self._request_dict = ",
@@ -391,7 +395,7 @@ MENTIONED = [
     ("celery.worker.consumer.consumer:Consumer._schedule_bucket_request", "bucket.can_consume"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "self.qos.decrement_eventually()"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "bucket.add((request, tokens))"),
-    # It raises its prefetch count for a task with an ETA, and lowers it where we stand before it.
+    # A task with an ETA waits until where we stand. For one that we put off we lower the prefetch count.
     (
         "celery.worker.strategy:default",
         "apply_eta_task = consumer.apply_eta_task",

@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility import publish_batch
 
@@ -110,3 +110,86 @@ def test_hundreds_that_are_revoked_while_they_wait_cost_nothing(make_site, tmp_p
     discarded = re.compile(r"Discarding revoked task: work\.quick\[(.+)\]")
     assert len(set(discarded.findall(worker.log))) == 600
     assert site.diary.count("started") == 1
+
+
+def start_controlled(site, **options):
+    """A worker that answers."""
+    worker = site.start(**options)
+    wait_until(lambda: site.app.control.ping(limit=1), SOON, "the worker to answer")
+    return worker
+
+
+def tell(site, command, **arguments):
+    return str(site.app.control.broadcast(command, arguments=arguments, reply=True, limit=1, timeout=SOON))
+
+
+def hidden(site):
+    return site.counts()[1]
+
+
+def held_while(site, runs):
+    """Send far more long tasks than run at once; the messages that are held once so many run."""
+    before = site.diary.count("started", task="work.slow")
+    for key in range(40):
+        site.send("slow", key, 12)
+    site.diary.wait_for("started", before + runs, timeout=30, task="work.slow")
+    site.proxy.wait_for(lambda _: not site.proxy.in_flight("ReceiveMessage", queue=site.queue))
+    return hidden(site)
+
+
+CONTROLLED = {"visibility_timeout": 60, "remote_control": True, "shutdown_timeout": 2}
+
+
+@pytest.mark.prefork_only("Celery adds and removes processes")
+def test_a_pool_whose_scale_is_changed_holds_what_it_runs(make_site):
+    site = make_site(**CONTROLLED)
+    start_controlled(site, pool="prefork", extra_args=["--autoscale=6,1"])
+    assert "autoscale" in tell(site, "autoscale", max=8, min=1)
+    assert held_while(site, runs=8) == 8
+
+
+@pytest.mark.own_pool
+def test_a_pool_of_greenlets_that_has_grown_holds_what_it_runs(make_site):
+    site = make_site(**CONTROLLED)
+    start_controlled(site, pool="gevent", concurrency=4)
+    site.send("slow", "before", 12)
+    site.diary.wait_for("started", key="before")
+    assert "grow" in tell(site, "pool_grow", n=2)
+    assert held_while(site, runs=5) == 6, "one runs before"
+
+
+def test_what_waits_for_its_eta_keeps_no_slot_idle_though_celery_has_a_limit(make_site):
+    site = make_site({"worker_eta_task_limit": 4}, visibility_timeout=60)
+    site.start(concurrency=2)
+    site.send("slow", "long", 30)  # or Celery is taken to collect messages
+    site.diary.wait_for("started")
+    for key in range(4):
+        site.send("quick", key, countdown=25, delay_seconds=0)
+    site.proxy.wait_for(lambda _: hidden(site) > 1)
+    site.send("quick", "now")
+    site.diary.wait_for("started", key="now", timeout=10)
+    assert site.diary.count("started") == 2
+
+
+@pytest.mark.prefork_only("other pools have no event loop that may lose its connection")
+@pytest.mark.parametrize("end", ["started", "revoked", "given back", "connection lost"])
+def test_what_has_waited_for_its_eta_makes_no_room_afterwards(make_site, end):
+    site = make_site(**CONTROLLED)
+    worker = start_controlled(site, module="disconnecting", pool="prefork", concurrency=2)
+    countdown = 8 if end in {"started", "revoked"} else 50
+    options = {"countdown": countdown, "delay_seconds": 0}
+    ids = [site.send("slow", f"waits {number}", 1.5, **options).id for number in range(5)]
+    site.proxy.wait_for(lambda _: hidden(site) == 5)
+    if end == "revoked":
+        site.app.control.revoke(ids)
+    elif end == "given back":
+        tell(site, "sqs_pause", queue=site.queue)
+        site.proxy.wait_for(lambda _: hidden(site) == 0)
+        tell(site, "sqs_resume", queue=site.queue)
+    elif end == "connection lost":
+        site.send("quick", "trouble")
+        worker.wait_for_log("onnection to broker lost")
+    # What was given back waits as a copy, which SQS delays.
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert held_while(site, runs=2) == 2
+    assert site.diary.count("started", key="waits 0") == (end == "started")

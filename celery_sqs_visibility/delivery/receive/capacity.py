@@ -74,11 +74,13 @@ class Held:
 
     messages: int = 0
     runs: WeakSet[object] = field(default_factory=WeakSet)
+    #: Keys of those of the messages that Celery holds until their ETA or their rate allows them to run.
+    resting: set[tuple[str, str]] = field(default_factory=set)
 
-    @property
-    def occupied(self) -> int:
-        """Messages and runs together."""
-        return self.messages + len(self.runs)
+    def occupied(self, slots: Slots) -> int:
+        """Messages and runs together, without those that rest, as many as Celery's settings allow."""
+        resting, limit = len(self.resting), slots.eta_task_limit
+        return self.messages + len(self.runs) - (resting if limit is None else min(resting, limit))
 
 
 class AskedFor:
@@ -230,7 +232,7 @@ class ReceiveCapacity:
 
     @property
     def prefetch_count(self) -> int:
-        """Celery's, as last set; 0 is unlimited."""
+        """Celery's, as last set; 0 is unlimited. It counts where there is no pool."""
         return self._prefetch_count
 
     @prefetch_count.setter
@@ -253,10 +255,10 @@ class ReceiveCapacity:
 
     @property
     def overdrawn(self) -> bool:
-        """Whether more messages are held than may be, those that wait for their ETA left out."""
+        """Whether more messages are held than may be, those that rest left out."""
         with self._lock:
             slots = self._pool()
-            return self._held.occupied - self._waiting_for_eta(slots) > self._limit(slots)
+            return self._held.occupied(slots) > self._limit(slots)
 
     def add_queue(self, queue: str) -> None:
         """One more queue shares the capacity."""
@@ -366,11 +368,32 @@ class ReceiveCapacity:
                 self._aside.remove(delivery)
                 self._hold(1, delivery.queue.name, delivery.queue.fifo)
 
+    def rest(self, delivery: Delivery) -> None:
+        """Celery, which has it, holds it for its ETA or its rate: others have its capacity meanwhile.
+
+        Until `resume`, or until its message is settled, however that comes.
+        """
+        with self._lock:
+            for held in (self._held, self._fifo) if delivery.queue.fifo else (self._held,):
+                held.resting.add(delivery.message_key)
+            if not delivery.held:  # it is settled, and then looked for here
+                self.resume(delivery)
+            elif self._waiters:
+                self._serve(delivery.queue.name)
+
+    def resume(self, delivery: Delivery) -> None:
+        """Its time has come; harmless if it does not rest."""
+        with self._lock:
+            for held in (self._held, self._fifo):
+                held.resting.discard(delivery.message_key)
+
     def free(self, delivery: Delivery) -> None:
         """Its message was settled; one that is acknowledged early is held no more, but its run goes on."""
         queue, began = delivery.queue, delivery.began
         if delivery in self._aside:
             self.take_again(delivery)
+        if self._held.resting:
+            self.resume(delivery)
         if began is not None and delivery.acknowledged_early:
             self.start_run(delivery, queue=queue.name, fifo=queue.fifo)
         else:
@@ -445,9 +468,9 @@ class ReceiveCapacity:
                 waiter.changed.notify()
 
     def _note_collected(self, now: float) -> None:
-        occupied = self._held.occupied
-        slots = self._slots() if self._slots and occupied else None
-        if slots is None or not slots.idle or occupied - self._waiting_for_eta(slots) < slots.number:
+        held = self._held
+        slots = self._slots() if self._slots and (held.messages or held.runs) else None
+        if slots is None or not slots.idle or held.occupied(slots) < slots.number:
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now
@@ -491,20 +514,19 @@ class ReceiveCapacity:
 
     def _snapshot(self, queue: str, *, fifo: bool) -> Snapshot:
         slots = self._pool()
-        waiting_for_eta = self._waiting_for_eta(slots)
         asked = self._asked
         own_unlikely = asked.unlikely[queue]
         fillable = slots.fillable
-        fifo_limit = (fillable or BATCH_ENTRIES) + waiting_for_eta
-        fifo_capacity = max(0, fifo_limit - self._fifo.occupied - asked.fifo_expected - own_unlikely)
+        fifo_held = self._fifo.occupied(slots)
+        fifo_capacity = max(0, (fillable or BATCH_ENTRIES) - fifo_held - asked.fifo_expected - own_unlikely)
         polled = queue in asked.polls
         queues = self._queues.total()
         overtakers = self._turns.overtakers(queue) if self._turns else ()
         return Snapshot(
             slots=fillable,
             limit=self._limit(slots),
-            prefetch_count=self._prefetch_count - waiting_for_eta,
-            occupied=self._held.occupied - waiting_for_eta,
+            prefetch_count=slots.prefetch_count,
+            occupied=self._held.occupied(slots),
             expected=asked.expected,
             unlikely=asked.unlikely.total(),
             idle_polls=asked.idle_polls(but_of=overtakers),
@@ -524,12 +546,8 @@ class ReceiveCapacity:
         slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
         return replace(slots, collecting=True) if self._collected else slots
 
-    def _waiting_for_eta(self, slots: Slots) -> int:
-        """Celery adds each task that it holds in memory for its ETA to its prefetch count."""
-        return max(0, self._prefetch_count - slots.prefetch_count)
-
     def _limit(self, slots: Slots) -> int:
-        if self._prefetch_count <= 0:
+        if slots.prefetch_count <= 0:
             return UNLIMITED
         runs = self._recent_runs
         pace = runs.per_second(self._clock.monotonic())

@@ -35,7 +35,7 @@ class Turns:
         # By queue that was consumed at some time, and by message. A run that nobody refers to any more has no
         # slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
-        # Those of them that wait for their rate limit, and do not run.
+        # Those of them that wait for their ETA or their rate limit, and do not run.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
         # Messages held of each queue, and runs whose messages were settled when they began, by all consumers
         # of the process: an earlier connection's runs count.
@@ -100,7 +100,7 @@ class Turns:
             self.wake()
 
     def rest(self, delivery: Delivery) -> None:
-        """Celery, which has it, holds it for its rate limit: it takes no slot, but counts for its queue."""
+        """Celery holds it for its ETA or its rate: it takes no slot, but counts for its queue."""
         with self._lock:
             of_queue = self._begun.get(delivery.queue.name)
             if of_queue is not None and (begun := of_queue.get(delivery.message_key)) is not None:
@@ -108,7 +108,7 @@ class Turns:
         self.wake()
 
     def resume(self, delivery: Delivery) -> None:
-        """Its rate allows it to run; harmless if it did not rest."""
+        """Its time has come; harmless if it did not rest."""
         with self._lock:
             self._resting.pop(delivery.message_key, None)
 

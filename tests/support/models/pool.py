@@ -78,6 +78,8 @@ class Pool:
         run.delivery.on_lost = functools.partial(self.end_lost, run)
         if world.watches_runs and len(self.known) % 4 == 0:
             run.delivery.inactivity = Inactivity(INACTIVITY, functools.partial(self.end_inactive, run))
+        if len(self.known) % 5 == 0:  # it waits for its ETA or its rate
+            run.delivery.consumer.rest(run.delivery)
         self.known.append(run)
         self.reserved.append(run)
         self.fill()
@@ -88,6 +90,8 @@ class Pool:
         """What finds a slot begins."""
         while self.reserved and len(self.running) + len(self.starting) < self.number:
             run = self.reserved.pop(0)
+            if run.delivery.held:
+                run.delivery.consumer.resume(run.delivery)
             if not self.dispatches or run.delivery.dispatch():
                 self.starting.append(run)
                 self.world.do(self.begin, run, name=f"begins {run.id}")

@@ -6,6 +6,7 @@ import select
 
 from support.scheduler import MOMENT
 
+from celery_sqs_visibility.delivery.receive.capacity import Held
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
 #: Seconds in which a poll, and the threads of a worker that is closed, end: a long poll, and more.
@@ -108,8 +109,9 @@ def check_nothing_is_kept(world, consumer):
     assert not consumer.holder.settler._unfinished, "everything is settled"
     assert not consumer.holder.copies.unfinished, "all copies are sent"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
-    assert capacity._fifo.occupied == 0, "no capacity of FIFO queues is taken"
+    assert capacity._fifo == Held(), "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"
+    assert not capacity._held.resting, "nothing rests"
     polls = sum(len(receiver.in_flight) for receiver in consumer._receivers.all())
     assert capacity._asked.polls.total() <= polls, "only polls ask for messages"
 

@@ -5,18 +5,12 @@ from types import SimpleNamespace
 import pytest
 from celery.worker import state
 from celery.worker.control import Panel
-from kombu.common import QoS
-from kombu.utils.limits import TokenBucket
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.worker import control_commands
-from celery_sqs_visibility.worker.rate_limits import GivenBack, RateLimits
-from celery_sqs_visibility.worker.worker_context import WorkerContext
-
-SLOTS = 2
 
 
 class Delivery:
@@ -66,13 +60,10 @@ def consumer():
 @pytest.fixture
 def panel(consumer):
     """Call a command as Celery's pidbox does; `panel.context` is the worker's."""
-    context = SimpleNamespace(pauses=Pauses(FakeClock()), worker_queue_consumers=[consumer], forgotten=[])
-    context.forget_given_back = context.forgotten.extend
+    context = SimpleNamespace(pauses=Pauses(FakeClock()), worker_queue_consumers=[consumer])
     celerys = SimpleNamespace(
         pool=SimpleNamespace(limit=4, uses_semaphore=False),
         controller=None,
-        initial_prefetch_count=4,
-        qos=None,
         conninfo=SimpleNamespace(transport=SimpleNamespace(context=context)),
     )
     state.active_requests.add(consumer.runs)
@@ -88,7 +79,7 @@ def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer
     caplog.set_level("INFO")
     answer = panel("sqs_pause", queue="q", seconds=60)
     assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "hidden": 3, "running": 1}}
-    wait_until(lambda: len(panel.context.forgotten) == 1, SOON, "what waits to be given back")
+    wait_until(lambda: not consumer.unstarted, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
     assert queues["q"] == {**answer["ok"], "held": 1}
     assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "hidden": 0, "running": 0}
@@ -131,62 +122,6 @@ def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, comm
 def test_the_commands_have_help_for_celery_control():
     for name in ("sqs_pause", "sqs_resume", "sqs_queues"):
         assert Panel.meta[name].help == getattr(control_commands, name).__doc__.splitlines()[0]
-
-
-# What Celery holds for an ETA or a rate.
-
-
-class CelerysConsumer:
-    def __init__(self):
-        self.qos = QoS(print, SLOTS)
-        self.ran = []
-
-    def apply_eta_task(self, request):
-        self.ran.append(request)
-        self.qos.decrement_eventually()
-
-    def _limit_task(self, request, bucket, tokens):
-        bucket.add((request, tokens))
-
-    def _limit_post_eta(self, request, bucket, tokens):
-        self.apply_eta_task(request)
-
-    def _limit_move_to_pool(self, request):
-        self.ran.append(request)
-
-
-@pytest.fixture
-def waiting():
-    consumer, worker = CelerysConsumer(), WorkerContext()
-    return consumer, worker, RateLimits(consumer, given_back=GivenBack(consumer, worker))
-
-
-@pytest.mark.parametrize("due", ["apply_eta_task", "_limit_post_eta"])
-def test_a_task_with_an_eta_counts_no_more_once_it_is_given_back(waiting, due):
-    consumer, worker, rate_limits = waiting
-    gone, stays = Request(), Request()
-    for request in (gone, stays):
-        worker.on_eta(request)
-        consumer.qos.increment_eventually()
-    rate_limits.forget([gone.delivery])
-    rate_limits.forget([gone.delivery])
-    assert consumer.qos.value == SLOTS + 1
-    bucket = () if due == "apply_eta_task" else (TokenBucket(100), 1)
-    for request in (gone, stays):
-        getattr(consumer, due)(request, *bucket)
-    assert consumer.ran == [stays]
-    assert consumer.qos.value == SLOTS + len(bucket[1:]), "it waits for its rate now"
-
-
-def test_so_does_a_task_that_waits_for_its_rate(waiting):
-    consumer, _, rate_limits = waiting
-    request, bucket = Request(), TokenBucket(0.1)
-    consumer._limit_task(request, bucket, 1)
-    assert consumer.qos.value == SLOTS + 1
-    rate_limits.forget([request.delivery])
-    assert consumer.qos.value == SLOTS
-    consumer._limit_move_to_pool(request)
-    assert consumer.qos.value == SLOTS
 
 
 def test_what_waits_is_given_back_by_a_thread_that_has_the_queues_name(panel, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import MethodType, SimpleNamespace
 
 import pytest
@@ -199,6 +200,12 @@ def test_an_error_of_a_request_that_is_none_of_ours_is_celerys():
         consumer.on_task_request(Request())
 
 
+def consumer_of(pool, autoscaler=None):
+    """As Celery's, before it consumes."""
+    controller = SimpleNamespace(autoscaler=autoscaler)
+    return SimpleNamespace(pool=pool, controller=controller, prefetch_multiplier=4, qos=None)
+
+
 @pytest.mark.parametrize(
     ("processes", "autoscaler", "number"),
     [(True, None, 2), (True, SimpleNamespace(max_concurrency=6), 6), (False, None, 3)],
@@ -206,24 +213,34 @@ def test_an_error_of_a_request_that_is_none_of_ours_is_celerys():
 def test_a_pool_runs_as_much_as_it_may(processes, autoscaler, number):
     # Of greenlets `num_processes` was, before Celery 5.7, how many run.
     pool = SimpleNamespace(uses_semaphore=processes, num_processes=2, limit=3)
-    consumer = SimpleNamespace(
-        pool=pool, controller=SimpleNamespace(autoscaler=autoscaler), initial_prefetch_count=8, qos=None
-    )
-    assert slots_of(consumer, WorkerContext()) == Slots(number, 8, idle=True)
+    consumer = consumer_of(pool, autoscaler)
+    assert slots_of(consumer, WorkerContext()) == Slots(number, number * 4, idle=True)
     consumer.qos = QoS(print, 8)
     consumer.qos.increment_eventually(2)
     worker = WorkerContext()
     worker.collects = True
-    assert slots_of(consumer, worker) == Slots(number, 8, waiting_for_eta=2, collecting=True, idle=True)
+    assert slots_of(consumer, worker) == Slots(number, number * 4, collecting=True, idle=True)
+
+
+@pytest.mark.skipif(
+    "max_prefetch" not in inspect.signature(QoS).parameters, reason="kombu 5.5 has no worker_eta_task_limit"
+)
+def test_celerys_limit_of_waiting_tasks_is_known():
+    consumer = consumer_of(TaskPool(3))
+    consumer.qos = QoS(print, 8, max_prefetch=5)
+    assert slots_of(consumer, WorkerContext()) == Slots(3, 12, eta_task_limit=5, idle=True)
+
+
+def test_a_pool_of_greenlets_runs_what_it_has_grown_to():
+    """As before Celery 5.7, where `limit` stays."""
+    pool = SimpleNamespace(uses_semaphore=False, num_processes=1, limit=3, _pool=SimpleNamespace(size=5))
+    assert slots_of(consumer_of(pool), WorkerContext()) == Slots(5, 20, idle=True)
 
 
 def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
     pool = TaskPool(3)
     pool.on_stop()
-    consumer = SimpleNamespace(
-        pool=pool, controller=SimpleNamespace(autoscaler=None), initial_prefetch_count=8, qos=None
-    )
-    assert slots_of(consumer, WorkerContext()) == Slots(3, 8, idle=True)
+    assert slots_of(consumer_of(pool), WorkerContext()) == Slots(3, 12, idle=True)
 
 
 def watched(apply_async, *, processes):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
+from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
+from celery.worker import state
 from kombu.common import QoS
 from kombu.utils.limits import TokenBucket
-from support.factories import FakeHolder, held_delivery
+from support.factories import capacity, delivery, sqs_queue
 
+from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import rate_limits
+from celery_sqs_visibility.worker.batches import BatchedRequest
 from celery_sqs_visibility.worker.rate_limits import MOST_AWAY, RateLimits
 from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 SLOTS = 2
 RATE = 0.1  # a task every ten seconds
@@ -22,16 +26,20 @@ TIMEOUT = 25  # turns within half a minute are waited for in memory
 MARGIN = 5.0  # seconds that a slow machine may take
 
 
+QUEUE = sqs_queue()
+IDS = map(str, itertools.count())
+
+
 class Asked(DeliveryRequest):
-    """A request without a message."""
+    """A request of a message that is held."""
 
     visibility_timeout = TIMEOUT
     may = True
-    id = "an id"
 
     def __init__(self):
         self.eta_given = None
-        self.delivery = object()
+        self.id = next(IDS)
+        self.delivery = delivery(QUEUE, handle=self.id, message_id=self.id)
 
     def put_off(self, eta):
         if self.may:
@@ -43,12 +51,35 @@ class Stuck(Asked):
     may = False
 
 
-class Consumer:
-    """What Celery's does with its buckets, but for the timer."""
+class Due(Asked):
+    """A request with an ETA."""
 
-    def __init__(self, **limit):
-        self.qos = QoS(print, SLOTS, **limit)
+    def __init__(self, seconds=TIMEOUT):
+        super().__init__()
+        self.due = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+
+    @property
+    def eta(self):
+        return self.due
+
+
+class Batched(BatchedRequest, Due):
+    """One of a task with its own `Strategy`, which has no ETA."""
+
+    def __init__(self):
+        Due.__init__(self)
+
+
+class Consumer:
+    """What Celery's does with its buckets and ETAs, but for the timer."""
+
+    def __init__(self):
+        self.qos = QoS(print, SLOTS)
         self.ran = []
+
+    def apply_eta_task(self, request):
+        self.ran.append(request)
+        self.qos.decrement_eventually()
 
     def _limit_task(self, request, bucket, tokens):
         bucket.add((request, tokens))
@@ -67,137 +98,178 @@ class Consumer:
         self.ran.append(request)
 
 
+class World:
+    """A worker's consumer, a bucket, and the turns and the capacity that hear who has no slot."""
+
+    def __init__(self):
+        self.bucket = TokenBucket(RATE)
+        self.consumer, self.worker = Consumer(), WorkerContext()
+        self.resting = []  # without a turn
+        self.capacity = capacity()
+        turns = SimpleNamespace(rest=self.take_no_turn, resume=self.take_a_turn)
+        RateLimits(self.consumer, self.worker, turns)
+
+    def rest(self, one):
+        """See `core.delivery.Consumer`."""
+        self.capacity.rest(one)
+
+    def resume(self, one):
+        """See `core.delivery.Consumer`."""
+        self.capacity.resume(one)
+
+    def take_no_turn(self, one):
+        self.resting.append(one)
+
+    def take_a_turn(self, one):
+        if one in self.resting:
+            self.resting.remove(one)
+
+    @property
+    def makes_room(self):
+        """How many others may be received."""
+        return len(self.capacity._held.resting)
+
+    def arrive(self, request):
+        if getattr(request, "delivery", None) is not None:
+            request.delivery.consumer = self
+        self.consumer._limit_task(request, self.bucket, 1)
+        return request
+
+    def wait_for_eta(self, request):
+        """As a request does when it is made, and then Celery's strategy."""
+        request.delivery.consumer = self
+        self.worker.on_eta(request)
+        self.consumer.qos.increment_eventually()
+        return request
+
+
 @pytest.fixture
-def make():
-    def make(**limit):
-        consumer = Consumer(**limit)
-        resting = make.resting
-        RateLimits(consumer, SimpleNamespace(rest=resting.append, resume=resting.remove))
-        original = consumer._limit_task
-        return consumer, lambda request: original(request, bucket, 1) or request
-
-    bucket = TokenBucket(RATE)
-    make.bucket, make.resting = bucket, []
-    return make
+def world():
+    return World()
 
 
-def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_until_its_turn(make):
-    consumer, arrive = make()
-    first = arrive(Asked())
-    assert consumer.ran == [first]
-    assert consumer.qos.value == SLOTS
-    waiting = [arrive(Asked()) for _ in range(2)]
+def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_until_its_turn(world):
+    first = world.arrive(Asked())
+    assert (world.consumer.ran, world.makes_room) == ([first], 0)
+    waiting = [world.arrive(Asked()) for _ in range(2)]
     assert [request.eta_given for request in waiting] == [None, None]
-    assert consumer.qos.value == SLOTS + 2
+    assert world.makes_room == 2
+    assert world.resting == [request.delivery for request in waiting]
     for request in waiting:
-        consumer._limit_move_to_pool(request)
-    assert consumer.ran == [first, *waiting]
-    assert consumer.qos.value == SLOTS
+        world.consumer._limit_move_to_pool(request)
+    assert world.consumer.ran == [first, *waiting]
+    assert (world.makes_room, world.resting) == (0, [])
 
 
-def test_who_waits_long_is_put_off_each_after_the_one_before(make):
-    consumer, arrive = make()
-    requests = [arrive(Asked()) for _ in range(8)]
+def test_who_waits_long_is_put_off_each_after_the_one_before(world):
+    requests = [world.arrive(Asked()) for _ in range(8)]
     turns = [request.eta_given for request in requests]
     assert turns[:4] == [None] * 4
     assert turns[4:] == [pytest.approx(seconds, abs=MARGIN) for seconds in (40, 50, 60, 70)]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns[4:]))
-    assert consumer.qos.value == SLOTS + 3
+    assert world.makes_room == 3
 
 
-def test_who_comes_back_for_its_turn_goes_before_who_arrives(make):
-    consumer, arrive = make()
+def test_who_comes_back_for_its_turn_goes_before_who_arrives(world):
     for _ in range(5):
-        arrive(Asked())
-    make.bucket.clear_pending()
-    assert arrive(Asked()).eta_given == pytest.approx(50, abs=MARGIN), "after the one that was put off"
-    consumer.qos.increment_eventually()  # as Celery does for an ETA
-    before = consumer.qos.value
-    back = Asked()
-    consumer._limit_post_eta(back, make.bucket, 1)
+        world.arrive(Asked())
+    world.bucket.clear_pending()
+    assert world.arrive(Asked()).eta_given == pytest.approx(50, abs=MARGIN), "after the one that was put off"
+    back = world.wait_for_eta(Due())
+    before = world.makes_room
+    world.consumer._limit_post_eta(back, world.bucket, 1)
     assert back.eta_given is None
-    assert consumer.qos.value == before
+    assert world.makes_room == before, "it waits for its rate now"
+    assert world.consumer.qos.value == SLOTS
 
 
-def test_who_comes_back_too_early_is_put_off_once_more(make):
-    consumer, arrive = make()
+def test_who_comes_back_too_early_is_put_off_once_more(world):
     for _ in range(4):
-        arrive(Asked())
-    consumer.qos.increment_eventually()
-    back = Asked()
-    consumer._limit_post_eta(back, make.bucket, 1)
+        world.arrive(Asked())
+    back = world.wait_for_eta(Due())
+    world.consumer._limit_post_eta(back, world.bucket, 1)
     assert back.eta_given == pytest.approx(40, abs=MARGIN)
-    assert consumer.qos.value == SLOTS + 3
+    assert world.makes_room == 3
+    assert world.consumer.qos.value == SLOTS
 
 
-def test_who_cannot_wait_in_sqs_is_held_and_makes_no_room_for_more_where_its_turn_is_far_away(make):
-    consumer, arrive = make()
+def test_who_cannot_wait_in_sqs_is_held_and_makes_no_room_for_more_where_its_turn_is_far_away(world):
     for _ in range(6):
-        arrive(Stuck())
-    assert len(make.bucket.contents) == 5
-    assert consumer.qos.value == SLOTS + 3
+        world.arrive(Stuck())
+    assert len(world.bucket.contents) == 5
+    assert world.makes_room == 3
 
 
-def test_who_makes_no_room_has_no_slot_either_until_its_turn(make):
-    consumer, arrive = make()
-    requests = [arrive(Stuck()) for _ in range(6)]
-    assert make.resting == [request.delivery for request in requests[4:]], "but those of a raised count"
+def test_who_makes_no_room_has_no_slot_either_until_its_turn(world):
+    requests = [world.arrive(Stuck()) for _ in range(6)]
+    assert world.resting == [request.delivery for request in requests[1:]]
     for request in requests[3:5]:
-        consumer._limit_move_to_pool(request)
-    assert make.resting == [requests[5].delivery]
+        world.consumer._limit_move_to_pool(request)
+    assert world.resting == [request.delivery for request in (requests[1], requests[2], requests[5])]
+    assert world.makes_room == 2
 
 
-def test_who_makes_no_room_and_did_not_come_from_sqs_keeps_its_slot(make, monkeypatch):
-    monkeypatch.setattr(rate_limits, "MOST_HELD", 0)
-    consumer, arrive = make()
+def test_who_did_not_come_from_sqs_keeps_its_slot(world):
     for _ in range(6):
-        arrive(type("Request", (), {})())
-    assert (len(make.bucket.contents), make.resting) == (5, [])
-    assert consumer.qos.value == SLOTS
+        world.arrive(type("Request", (), {})())
+    assert (len(world.bucket.contents), world.resting, world.makes_room) == (5, [], 0)
 
 
-def test_there_is_a_limit_to_who_is_put_off(make, monkeypatch):
+def test_there_is_a_limit_to_who_is_put_off(world, monkeypatch):
     monkeypatch.setattr(rate_limits, "MOST_AWAY", 5)
-    _, arrive = make()
-    turns = [arrive(Asked()).eta_given for _ in range(12)]
+    turns = [world.arrive(Asked()).eta_given for _ in range(12)]
     assert sum(turn is not None for turn in turns) == 2
     assert MOST_AWAY > 5
 
 
-def test_there_is_a_limit_to_who_needs_no_slot(make, monkeypatch):
+def test_there_is_a_limit_to_who_needs_no_slot(world, monkeypatch):
     monkeypatch.setattr(rate_limits, "MOST_HELD", 2)
-    consumer, arrive = make()
     for _ in range(4):
-        arrive(Stuck())
-    assert consumer.qos.value == SLOTS + 2
+        world.arrive(Stuck())
+    assert world.makes_room == 2
 
 
-@pytest.mark.skipif(
-    "max_prefetch" not in inspect.signature(QoS).parameters, reason="kombu 5.5 has no worker_eta_task_limit"
-)
-def test_what_celerys_own_limit_did_not_count_is_not_discounted(make):
-    consumer, arrive = make(max_prefetch=SLOTS + 1)
-    waiting = [arrive(Asked()) for _ in range(4)][1:]
-    assert consumer.qos.value == SLOTS + 1
-    for request in waiting:
-        consumer._limit_move_to_pool(request)
-    assert consumer.qos.value == SLOTS
+def test_who_waits_for_its_eta_needs_no_slot_until_then(world):
+    first, second = (world.wait_for_eta(Due()) for _ in range(2))
+    assert (world.makes_room, world.resting) == (2, [first.delivery, second.delivery])
+    world.consumer.apply_eta_task(first)
+    assert world.consumer.ran == [first]
+    assert (world.makes_room, world.resting) == (1, [second.delivery])
 
 
-def test_tasks_that_did_not_come_from_sqs_are_celerys(make):
-    _, arrive = make()
-    for _ in range(6):
-        arrive(type("Request", (), {})())
-    assert len(make.bucket.contents) == 5
+@pytest.mark.parametrize("request_", [Due(-1), Batched()], ids=["its ETA has passed", "it is collected"])
+def test_who_does_not_wait_keeps_its_slot(world, request_):
+    world.wait_for_eta(request_)
+    assert (world.makes_room, world.resting) == (0, [])
 
 
-def test_what_is_given_back_while_it_waits_makes_room_for_no_other():
-    consumer, bucket = Consumer(), TokenBucket(RATE)
-    limits = RateLimits(consumer)
-    first, given_back, other = (Asked() for _ in range(3))
-    for request in (first, given_back, other):
-        request.delivery = held_delivery(FakeHolder())
-        consumer._limit_task(request, bucket, 1)
-    assert consumer.qos.value == SLOTS + 2
-    limits.forget([given_back.delivery])
-    assert consumer.qos.value == SLOTS + 1
+def test_without_turns_it_is_the_same(world):
+    worker = WorkerContext()
+    RateLimits(consumer := Consumer(), worker)
+    request = Due()
+    request.delivery.consumer = world
+    worker.on_eta(request)
+    assert world.makes_room == 1
+    consumer.apply_eta_task(request)
+    assert world.makes_room == 0
+
+
+def test_of_a_message_that_came_back_the_request_that_is_over_wakes_nobody(world):
+    """It was given back, in a pause, and another request waits for it."""
+    over, again = Due(), Due()
+    over.delivery.message_key = again.delivery.message_key
+    for request in (over, again):
+        world.wait_for_eta(request)
+    over.delivery.state = State.SETTLED
+    world.consumer.apply_eta_task(over)
+    assert (world.makes_room, again.delivery in world.resting) == (1, True)
+
+
+def test_what_was_given_back_takes_nobodys_turn_when_its_eta_comes(world):
+    gone = world.wait_for_eta(Due())
+    state.requests[gone.id] = gone
+    gone.delivery.state = State.SETTLED
+    world.consumer._limit_post_eta(gone, world.bucket, 1)
+    assert (world.consumer.ran, len(world.bucket.contents), gone.eta_given) == ([], 0, None)
+    assert world.consumer.qos.value == SLOTS
+    assert gone.id not in state.requests

@@ -153,16 +153,6 @@ def test_what_a_queue_has_reserved_in_better_times_keeps_no_slot_from_another():
     assert asked(shared, "a") == 0
 
 
-@pytest.mark.parametrize("held", [3, 20])
-def test_what_is_held_for_its_eta_keeps_no_slot_idle(held):
-    shared = capacity(8, slots=2)
-    for _ in range(held):
-        shared.received(shared.reserve("q", 0), 1)
-        shared.prefetch_count += 1  # as Celery does
-    assert asked(shared) == 2
-    assert asked(shared) == 0
-
-
 @pytest.mark.parametrize(("ran", "most"), [(True, 50), (False, 4)])
 def test_work_at_the_measured_pace_is_held_beyond_celerys_count_if_it_ran(ran, most):
     clock = FakeClock()
@@ -426,9 +416,9 @@ def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_cou
 def test_what_is_held_without_a_reservation_takes_no_capacity_of_fifo_queues_unless_it_is_of_one():
     shared = capacity(2)
     shared.hold(1)
-    assert (shared.held, shared._fifo.occupied) == (1, 0)
+    assert (shared.held, shared._fifo.messages) == (1, 0)
     shared.hold(1, fifo=True)
-    assert (shared.held, shared._fifo.occupied) == (2, 1)
+    assert (shared.held, shared._fifo.messages) == (2, 1)
 
 
 def test_no_poll_begins_while_nobody_would_begin_what_it_brings():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import select
-from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -115,9 +114,9 @@ def test_no_more_of_a_queue_than_its_most_run_at_once_in_any_order():
 @pytest.mark.parametrize("prefetch_count", [2, 0])
 def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_count):
     world = World(slots=2, prefetch_count=prefetch_count)
-    world.arrive("low", 3)
+    first, *_ = world.arrive("low", 3)
     assert len(world.handed()) == (2 if prefetch_count else 3)
-    world.of_pool = replace(world.of_pool, waiting_for_eta=1)
+    world.turns.rest(first)
     assert len(world.handed()) == (1 if prefetch_count else 0)
 
 
