@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery_sqs_visibility.aws.object_store import ObjectStore
@@ -45,7 +46,7 @@ class QueueConsumer:
     Outside a worker `slots`, which returns those of its pool, is `None`. `payloads` is the bucket of the
     option `payload_store`. `consumers` returns the consumers of this process, with the same options, to which
     this one's last polls may give their messages. `loop_late` tells for how long the reader of the buffer has
-    not come round, by when it last did and the present instant.
+    not come round, by when it last did and the present instant. The consumers of a worker share `capacity`.
 
     Attributes:
         capacity: how many messages it may hold.
@@ -66,12 +67,13 @@ class QueueConsumer:
         turns: Turns | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
+        capacity: ReceiveCapacity | None = None,
         loop_late: Callable[[float, float], float] | None = None,
     ) -> None:
         self.holder = holder
         self.options = holder.options
         self.redrive = holder.redrive
-        self.capacity = ReceiveCapacity(self.options.prefetch_seconds, clock, slots, turns)
+        self.capacity = capacity or ReceiveCapacity(self.options.prefetch_seconds, clock, slots, turns)
         self.leases = leases
         self._clock = clock
         self._turns = turns
@@ -80,8 +82,7 @@ class QueueConsumer:
         self._receive = receive
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
-        self._loop_late = loop_late
-        self.capacity.loop_late = self.loop_late
+        self._loop_late = self.capacity.loop_late = partial(_late, loop_late, buffer) if loop_late else None
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
         self._receivers = Receivers()
@@ -90,7 +91,10 @@ class QueueConsumer:
         self._shutdown = Shutdown(holder, self, self._receivers, self._take_buffered, self._pauses, clock)
         self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
         self._forgotten = ForgottenMessages(
-            self.held, self.capacity, lambda: self._receivers.polling, lambda: self._arrivals.handed
+            lambda: [delivery for each in self._sharing() for delivery in each.held()],
+            self.capacity,
+            lambda: any(each._receivers.polling for each in self._sharing()),  # noqa: SLF001 - of this class
+            lambda: sum(each._arrivals.handed for each in self._sharing()),  # noqa: SLF001 - of this class
         )
         some = [each for each in (leases, turns, self._awaited) if each is not None]
         self._parts = (self.capacity, pump, *some, RunWatch(self.held, holder), self._forgotten)
@@ -102,6 +106,11 @@ class QueueConsumer:
     def held(self) -> list[Delivery]:
         """What it brought and holds, in the order of arrival. Any thread."""
         return self.holder.of(self)
+
+    def _sharing(self) -> list[QueueConsumer]:
+        """The consumers that share its capacity: those of earlier connections, while their tasks run."""
+        others = [each for each in self._consumers() if each.capacity is self.capacity and each is not self]
+        return [self, *others]
 
     def wait_until_empty(self, timeout: float) -> bool:
         """Wait until it holds nothing, for `timeout` seconds; whether it holds nothing. Any thread."""
@@ -171,6 +180,7 @@ class QueueConsumer:
         self._arrivals.dispatching = False
         for receiver in self._receivers.all():
             receiver.stop()
+            self.capacity.forget_polls(receiver.queue.name)
         self.capacity.wake()
 
     def wait_for_polls(self, until: float) -> bool:
@@ -223,7 +233,7 @@ class QueueConsumer:
 
     def loop_late(self, now: float) -> float:
         """See `core.delivery.Consumer`."""
-        return 0.0 if self._loop_late is None else self._loop_late(self._buffer.turned_at, now)
+        return 0.0 if self._loop_late is None else self._loop_late(now)
 
     def free(self, delivery: Delivery) -> None:
         """See `core.delivery.Consumer`."""
@@ -398,3 +408,7 @@ class QueueConsumer:
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
         self.holder.extend_in_time()  # not before: one that has lapsed may have been received anew just now
+
+
+def _late(late: Callable[[float, float], float], buffer: Buffer, now: float) -> float:
+    return late(buffer.turned_at, now)

@@ -22,6 +22,7 @@ from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turns import Turns
@@ -116,6 +117,7 @@ class BrokerContext:
         self.pauses = Pauses()
         self.slots: Callable[[], Slots] | None = None
         self.loop_late: Callable[[float, float], float] | None = None
+        self._capacity: ReceiveCapacity | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
         self.on_remote_shutdown: Callable[[], None] | None = None
@@ -127,6 +129,17 @@ class BrokerContext:
         """Holder of all messages that this process has received. The thread that makes a consumer."""
         return DeliveryHolder(self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing)
 
+    def _worker_capacity(self) -> ReceiveCapacity:
+        """One for the worker's consumers, so that what earlier connections still run counts.
+
+        A worker that is embedded after another has one of its own.
+        """
+        if self._capacity is None or self._capacity.slots is not self.slots:
+            self._capacity = ReceiveCapacity(
+                self.options.prefetch_seconds, SYSTEM_CLOCK, self.slots, self.turns
+            )
+        return self._capacity
+
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
         """Make a consumer: the worker's, or one without slots."""
         self.holder.dead_letters.worker_name = self.worker_name
@@ -137,6 +150,7 @@ class BrokerContext:
             buffer,
             self.pump,
             slots=self.slots if for_worker else None,
+            capacity=self._worker_capacity() if for_worker else None,
             loop_late=self.loop_late if for_worker else None,
             leases=lease_table(),
             payloads=self.payloads.objects if self.payloads else None,

@@ -268,6 +268,7 @@ def queue_consumer(
     consumers=tuple,
     leases=None,
     pump=None,
+    capacity=None,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options, unless it has a `holder`."""
@@ -287,6 +288,7 @@ def queue_consumer(
         turns=turns,
         pauses=pauses,
         consumers=consumers,
+        capacity=capacity,
     )
     made.capacity.prefetch_count = 10
     return made

@@ -41,3 +41,19 @@ def test_a_run_that_is_cancelled_with_the_connection_comes_back(make_site):
     site.diary.wait_for("started", 2, timeout=60, key="runs")
     site.diary.wait_for("done", key="runs")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
+
+
+def test_a_full_worker_that_connects_anew_leaves_to_others_what_it_cannot_run(make_site):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1)
+    first = site.start("disconnecting", name="first", concurrency=1, prefetch_multiplier=1)
+    site.send("slow", "trouble", 20)
+    first.wait_for_log("onnection to broker lost")
+    first.wait_for_log("Connected to", times=2)
+    site.start(name="second", concurrency=1, prefetch_multiplier=1)
+    for key in range(12):
+        site.send("quick", key)
+    site.diary.wait_for("started", 13)
+    assert site.diary.count("done", key="trouble") == 0, "nothing has waited for the run that the first has"
+    site.diary.wait_for("done", key="trouble")
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
+    assert site.diary.count("started", key="trouble") == 1

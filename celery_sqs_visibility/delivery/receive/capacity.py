@@ -195,6 +195,7 @@ class ReceiveCapacity:
         turns: where queues have an order, or some have the option `max_running`.
 
     Attributes:
+        slots: see there.
         gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
         loop_late: for how many seconds the loop that begins runs has not come round; the latest consumer
             sets it.
@@ -213,7 +214,7 @@ class ReceiveCapacity:
         # thread that may be here just now.
         self._lock = threading.RLock()
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
-        self._slots = slots
+        self.slots = slots
         self._turns = turns
         self.gives_turns = turns is not None
         self.loop_late: Callable[[float], float] | None = None
@@ -469,7 +470,7 @@ class ReceiveCapacity:
 
     def _note_collected(self, now: float) -> None:
         held = self._held
-        slots = self._slots() if self._slots and (held.messages or held.runs) else None
+        slots = self.slots() if self.slots and (held.messages or held.runs) else None
         if slots is None or not slots.idle or held.occupied(slots) < slots.number:
             self._idle_since = None
         elif self._idle_since is None:
@@ -543,7 +544,7 @@ class ReceiveCapacity:
         )
 
     def _pool(self) -> Slots:
-        slots = self._slots() if self._slots else Slots(self._prefetch_count, self._prefetch_count)
+        slots = self.slots() if self.slots else Slots(self._prefetch_count, self._prefetch_count)
         return replace(slots, collecting=True) if self._collected else slots
 
     def _limit(self, slots: Slots) -> int:

@@ -182,7 +182,8 @@ def worker_state(context: BrokerContext) -> WorkerState:
     """The state of the worker of this process."""
     consumers = copy_of(context.worker_queue_consumers)
     held = [delivery for consumer in consumers for delivery in consumer.held()]
-    busy = sum(delivery.started for delivery in held) + sum(each.capacity.runs for each in consumers)
+    early = sum(capacity.runs for capacity in {each.capacity for each in consumers})
+    busy = early + sum(delivery.started for delivery in held)
     return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
 
 

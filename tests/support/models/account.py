@@ -217,13 +217,13 @@ class Account:
 
     def check(self):
         """Whenever no thread can go on."""
+        capacity, held = self.world.consumer.capacity, 0
         for consumer in self.world.consumers:
-            capacity, held = consumer.capacity, 0
             for delivery in consumer.held():
                 held += delivery.state is not State.COPYING and delivery not in capacity._aside
                 lease = delivery.lease
                 assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
-            assert capacity.held == held, "capacity is counted"
+        assert capacity.held == held, "capacity is counted"
         for run in self.world.pool.running:
             self.check_activity(run)
 

@@ -39,12 +39,10 @@ def check_lane(lane, now):
 def check_waiters(capacity, world):
     """Free capacity is given to those that wait for it.
 
-    A share of a queue that was paused or stopped is not: that happens in signal handlers, too. Nor is what a
-    queue may have from when another is known that it overtakes, or when what the consumers of earlier
-    connections hold is settled. The supervisor gives them that.
+    A share of a queue that was paused or stopped is not, nor is what a queue may have from when another is
+    known that it overtakes. The supervisor gives them that.
     """
-    earlier = sum(consumer.capacity.held + consumer.capacity.runs for consumer in world.consumers[:-1])
-    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0, earlier
+    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0
     if shares != world.shares:
         world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
@@ -112,7 +110,8 @@ def check_nothing_is_kept(world, consumer):
     assert capacity._fifo == Held(), "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"
     assert not capacity._held.resting, "nothing rests"
-    polls = sum(len(receiver.in_flight) for receiver in consumer._receivers.all())
+    receivers = [receiver for each in world.consumers for receiver in each._receivers.all()]
+    polls = sum(len(receiver.in_flight) for receiver in receivers)
     assert capacity._asked.polls.total() <= polls, "only polls ask for messages"
 
 

@@ -161,13 +161,14 @@ class Whole(RuleBasedStateMachine):
     def connect(self):
         """Celery connects, for the first time or anew: with another consumer, and an empty buffer."""
         self.has_started = False
-        self.shares, self.shared_at = (0, 0, 0), self.now  # see `check_waiters`
+        self.shares, self.shared_at = (0, 0), self.now  # see `check_waiters`
         self.buffer = Buffer()
         self.consumer = factories.queue_consumer(
             self.clock,
             buffer=self.buffer,
             redrive=self.redrive,
             holder=self.consumers[0].holder if self.consumers else None,
+            capacity=self.consumers[0].capacity if self.consumers else None,
             open_message=self.open_message,
             payloads=self.bucket,
             slots=self.pool.slots,
