@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from billiard import common
 from billiard.common import EX_SOFTWARE, human_status
 from billiard.exceptions import WorkerLostError
+from billiard.pool import CLOSE
 
 #: What a pool's process does at SIGTERM (billiard/common.py: `_shutdown_cleanup`), which the end of a chord's
 #: member puts off. Without it a SIGTERM might come between the decision to publish the chord's body and that.
@@ -87,7 +88,8 @@ def flush_by(pool: Any, flush: Callable[[], None]) -> None:
     """Replace what a pool forgets at a consumer's end (celery/concurrency/asynpool.py: `AsynPool.flush`).
 
     Celery forgets runs for the broker to hand them out again, though a process runs what it was sent. Without
-    it the ends of such runs would not be heard, and their messages be held for 12 hours.
+    it the ends of such runs would not be heard, and their messages be held for 12 hours. Before Celery 5.7 it
+    also forgets which processes are busy, and sends them the next runs.
     """
     pool.flush = flush
 
@@ -140,29 +142,27 @@ class Jobs:
         """All jobs."""
         return dict(self._processes._cache)
 
-    def has(self, number: int) -> bool:
-        """Whether the job is waited for."""
-        return number in self._processes._cache
-
-    def keep(self, number: int, job: Any) -> None:
-        """Wait for it, again."""
-        self._processes._cache[number] = job
-
     def finish_sending(self, job: Any) -> None:
         """Send a job to its process that is half sent (`_writer`, `_active_writers`, `_flush_writer`)."""
         writer = getattr(job, "_writer", lambda: None)()
         if writer is not None and writer in self._processes._active_writers:
             self._processes._flush_writer(job._write_to, writer)
 
-    def is_with_process(self, job: Any) -> bool:
-        """Whether a living process has accepted or was sent it (`_worker_pid`, `_write_to`, `_is_alive`)."""
-        if was_accepted(job):
-            return any(process.pid == job._worker_pid for process in self._processes._pool)
-        return job._write_to is not None and bool(job._write_to._is_alive())
+    def take_unsent(self) -> list[Any]:
+        """Remove the jobs that no process was sent (`AsynPool.outbound_buffer`). Returns them.
 
-    def lose(self, job: Any) -> None:
-        """Report it as lost with the process that had accepted it (`AsynPool.on_job_process_lost`)."""
-        self._processes.on_job_process_lost(job, job._worker_pid, 0)
+        A job that an ended process left unread stays: the pool closes the pipe that holds it, so that the
+        process's successor does not read it, and sends it again (`Pool.maintain_pool`). A closed pool starts
+        no successors and only joins ended processes (`_join_exited_workers`): their jobs are removed, too.
+        """
+        if self._processes._state == CLOSE:
+            self._processes._join_exited_workers()
+        unsent = list(self._processes.outbound_buffer)
+        self._processes.outbound_buffer.clear()
+        for job in unsent:
+            job.discard()
+        self._processes.maintain_pool()
+        return unsent
 
 
 def was_accepted(job: Any) -> bool:

@@ -295,7 +295,7 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
 
 
 def keep_what_was_sent(pool: Any) -> None:
-    """Keep a pool from forgetting runs that one of its processes has. Main thread; harmless if repeated.
+    """Let a pool forget only runs that no process was sent. Main thread; idempotent.
 
     When a consumer ends, also to connect anew, Celery forgets the runs that no process has accepted yet and,
     in 5.5, all of them. At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
@@ -307,24 +307,12 @@ def keep_what_was_sent(pool: Any) -> None:
     jobs = Jobs(pool)
 
     @wraps(flush)
-    def flush_the_rest() -> None:
-        runs = jobs.copy()
-        for job in runs.values():
+    def forget_unsent() -> None:
+        for job in jobs.copy().values():
             jobs.finish_sending(job)
-        flush()
-        for number, job in runs.items():
-            if not jobs.has(number) and not job.ready():
-                _keep_or_settle(jobs, number, job)
+        for job in jobs.take_unsent():
+            request = request_of(job)
+            if isinstance(request, DeliveryRequest):
+                request.settle(Release())
 
-    flush_by(pool, flush_the_rest)
-
-
-def _keep_or_settle(jobs: Jobs, number: int, job: Any) -> None:
-    """Keep a run that a process has, to hear of its end; settle any other."""
-    request = request_of(job)
-    if jobs.is_with_process(job):
-        jobs.keep(number, job)
-    elif was_accepted(job):  # billiard looked for jobs of this process while this one was forgotten
-        jobs.lose(job)
-    elif isinstance(request, DeliveryRequest):
-        request.settle(Release())
+    flush_by(pool, forget_unsent)

@@ -235,11 +235,29 @@ MENTIONED = [
     ("celery.worker.worker:WorkController.on_stopped", "self.consumer.shutdown()"),
     ("celery.bootsteps:Blueprint.send_all", "reverse=True"),
     ("celery.concurrency.base:apply_target", "accept_callback(pid or getpid(), monotonic())"),
-    # At a consumer's end the pool forgets what no child has accepted.
+    # At a consumer's end the pool forgets what no child has accepted, and we what no child was sent.
     ("celery.worker.consumer.consumer:Consumer.on_close", "self.pool.flush()"),
-    ("celery.concurrency.asynpool:AsynPool.flush", "self._cache", "job._accepted", "_state == RUN:"),
+    ("celery.concurrency.asynpool:AsynPool.flush", "self._cache", "self.outbound_buffer.clear()"),
+    ("celery.concurrency.asynpool:AsynPool.flush", "self.maintain_pool()", "self._active_writers"),
     ("celery.concurrency.asynpool:AsynPool._flush_writer", "self._active_writers.discard(writer)"),
     ("celery.concurrency.asynpool:_get_job_writer", "writer = job._writer", "return writer()"),
+    (
+        "celery.concurrency.asynpool:AsynPool._create_write_handlers",
+        "outbound = self.outbound_buffer",
+        "job = pop_message() ... job._write_to = proc",
+        "outbound.appendleft(job)",
+    ),
+    # A child that ends before it has read what it was sent leaves that to another, by another pipe.
+    ("billiard.pool:Pool.maintain_pool", "self._state == RUN: ... self._maintain_pool()"),
+    ("billiard.pool:Pool._join_exited_workers", "self._cache.values() ... self.on_job_process_down(job, "),
+    (
+        "celery.concurrency.asynpool:AsynPool.on_job_process_down",
+        "not job._write_to._is_alive(): ... self.on_partial_read(job, job._write_to)",
+    ),
+    (
+        "celery.concurrency.asynpool:AsynPool.on_partial_read",
+        "self._put_back(job) ... self.destroy_queues(queues, proc)",
+    ),
     # At a shutdown it sleeps at each child that has nothing to say.
     ("billiard.pool:Pool.__init__", "self._result_handler = self.create_result_handler()"),
     (
@@ -248,11 +266,7 @@ MENTIONED = [
         "self._flush_outqueue",
     ),
     ("celery.concurrency.asynpool:ResultHandler._flush_outqueue", "sleep(0.5)", "remove(fd)"),
-    ("celery.concurrency.asynpool:AsynPool.on_job_process_lost", "self.mark_as_worker_lost(job, exitcode)"),
-    ("billiard.pool:ApplyResult._ack", "self._worker_pid = pid", "self._accept_callback(pid,"),
-    ("billiard.process:BaseProcess._is_alive", "self._popen.poll()"),
-    ("billiard.pool:Pool._join_exited_workers", "self._cache.values()", "job.worker_pids()"),
-    ("celery.concurrency.asynpool:AsynPool._create_write_handlers", "job._write_to = proc"),
+    ("billiard.pool:ApplyResult._ack", "self._accept_callback(pid,"),
     ("billiard.common:_shutdown_cleanup", "sys.exit("),
     # A run's MemoryError would end the worker.
     ("celery.worker.request:Request.on_failure", "raise MemoryError(f'Process got: {exc}')"),

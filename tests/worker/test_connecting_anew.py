@@ -57,3 +57,29 @@ def test_a_full_worker_that_connects_anew_leaves_to_others_what_it_cannot_run(ma
     site.diary.wait_for("done", key="trouble")
     site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
     assert site.diary.count("started", key="trouble") == 1
+
+
+@pytest.mark.parametrize("when", ["ended", "replaced"])
+def test_what_a_process_was_sent_that_has_run_its_last_task_runs_once(make_site, when):
+    site = make_site({"worker_max_tasks_per_child": 1}, visibility_timeout=30, wait_time_seconds=1)
+    worker = site.start("recycling", concurrency=1)
+    site.begin("before")
+    site.send("quick", when)
+    worker.wait_for_log("onnection to broker lost")
+    site.diary.wait_for("started", timeout=SOON, key=when)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=20)
+    assert site.diary.count("started", key=when) == 1
+
+
+def test_a_process_that_still_runs_is_sent_nothing(make_site):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1)
+    worker = site.start("disconnecting", concurrency=3)
+    site.send("slow", "runs", 20)
+    site.diary.wait_for("started", key="runs")
+    site.send("quick", "trouble")
+    worker.wait_for_log("onnection to broker lost")
+    for key in range(6):  # as many as there are free processes at a time
+        site.send("slow", key, 1)
+    for key in range(6):
+        site.diary.wait_for("started", timeout=10, key=key)
+    assert not site.diary.count("done", key="runs")

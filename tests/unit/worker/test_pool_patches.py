@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
+from functools import partial
 from types import MethodType, SimpleNamespace
 
 import pytest
+from billiard.pool import CLOSE, RUN
 from celery.concurrency.prefork import TaskPool
 from celery.exceptions import TaskRevokedError
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
@@ -24,86 +27,76 @@ from celery_sqs_visibility.worker.pool_patches import (
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-ALIVE = SimpleNamespace(_is_alive=lambda: True)
-DEAD = SimpleNamespace(_is_alive=lambda: False)
-PID = 4711
+ALIVE, DEAD = "alive", "dead"
 
 
-def job(sent_to=None, *, accepted_by=None, ended=False):
+def job(sent_to=None, *, accepted=False):
     """A request's job in the pool; `settled` has what became of its delivery."""
     request, settled = DeliveryRequest.__new__(DeliveryRequest), []
     request.delivery = SimpleNamespace(settle=settled.append)
     return SimpleNamespace(
-        _accepted=accepted_by is not None,
-        _worker_pid=accepted_by,
-        _write_to=sent_to,
-        _accept_callback=request.on_accepted,
-        ready=lambda: ended,
-        settled=settled,
+        _accepted=accepted, _write_to=sent_to, _accept_callback=request.on_accepted, settled=settled
     )
 
 
 class Pool:
-    """Forgets, as Celery's does, what nobody has accepted; or all, as that of 5.5 does."""
+    """Puts back what its dead have not read: when it replaces them, or, once it is closed, buries them."""
 
-    def __init__(self, *jobs, forgets_all=False):
-        self.lost = []
-        self._pool = SimpleNamespace(
-            _cache=dict(enumerate(jobs)),
-            _pool=[SimpleNamespace(pid=PID)],
-            on_job_process_lost=lambda one, pid, _status: self.lost.append((one, pid)),
+    def __init__(self, *jobs, closed=False):
+        self.processes = self._pool = SimpleNamespace(
+            _cache={},
+            _state=CLOSE if closed else RUN,
+            _join_exited_workers=self.put_back,
+            _active_writers=set(),
+            maintain_pool=lambda: None if closed else self.put_back(),
+            outbound_buffer=deque(),
         )
-        self.forgets_all = forgets_all
-        self.flush = self.forget
+        for number, one in enumerate(jobs):
+            self.processes._cache[number] = one
+            one.discard = partial(self.processes._cache.pop, number)
+        self.processes.outbound_buffer.extend(one for one in jobs if one._write_to is None)
 
-    def forget(self):
-        for number, one in list(self.cache.items()):
-            if self.forgets_all or not one._accepted:
-                del self.cache[number]
+    def put_back(self):
+        jobs = self.processes._cache.values()
+        self.processes.outbound_buffer.extendleft(one for one in jobs if one._write_to is DEAD)
 
-    @property
-    def cache(self):
-        return self._pool._cache
+    def flush(self):
+        raise AssertionError("it would forget what was sent")
 
 
-SENT, ACCEPTED = {"sent_to": ALIVE}, {"sent_to": ALIVE, "accepted_by": PID}
-GONE = {"sent_to": DEAD, "accepted_by": PID + 1}
 FATES = {
-    "what was sent to a child is waited for": (SENT, False, True, []),
-    "also where Celery forgets all": (SENT, True, True, []),
-    "so is what was accepted": (ACCEPTED, False, True, []),
-    "and where Celery forgets that": (ACCEPTED, True, True, []),
-    "what ran in a child that is gone is lost with it": (GONE, True, False, ["lost"]),
-    "what no child has is given back": ({}, False, False, [Release()]),
-    "what was sent to a dead one is too": ({"sent_to": DEAD}, False, False, [Release()]),
-    "what ended meanwhile is left alone": ({**SENT, "ended": True}, False, False, []),
+    "what was sent to a process is waited for": (job(ALIVE), RUN, True, False, []),
+    "also once the pool is closed": (job(ALIVE), CLOSE, True, False, []),
+    "so is what was accepted": (job(ALIVE, accepted=True), RUN, True, False, []),
+    "what no process has is given back": (job(), RUN, False, False, [Release()]),
+    "what a dead one has not read is for its successor": (job(DEAD), RUN, True, True, []),
+    "where there is none, it is given back": (job(DEAD), CLOSE, False, False, [Release()]),
 }
 
 
 @pytest.mark.parametrize("times", [1, 2])  # a consumer may start more than once
-@pytest.mark.parametrize(("facts", "forgets_all", "kept", "fate"), FATES.values(), ids=FATES)
-def test_at_a_consumers_end(times, facts, forgets_all, kept, fate):
-    one = job(**facts)
-    pool = Pool(one, forgets_all=forgets_all)
+@pytest.mark.parametrize(("one", "state", "waited_for", "to_send", "fate"), FATES.values(), ids=FATES)
+def test_at_a_consumers_end(times, one, state, waited_for, to_send, fate):
+    pool = Pool(one, closed=state == CLOSE)
     for _ in range(times):
         keep_what_was_sent(pool)
+    one.settled.clear()
     pool.flush()
-    assert (one in pool.cache.values()) is kept
-    assert pool.lost == ([(one, PID + 1)] if fate == ["lost"] else [])
-    assert one.settled == [settlement for settlement in fate if settlement != "lost"]
+    assert (one in pool.processes._cache.values()) is waited_for
+    assert (one in pool.processes.outbound_buffer) is to_send
+    assert one.settled == fate
 
 
-def test_a_run_that_is_half_sent_is_sent_to_its_end_before_celery_forgets_it():
-    writer, calls = object(), []
+def test_a_run_that_is_half_sent_is_sent_to_its_end():
+    writer, sent = object(), []
     half_sent = job(ALIVE)
     half_sent._writer = lambda: writer  # a weak reference
     pool = Pool(half_sent, job(ALIVE))
-    pool._pool._active_writers = {writer}
-    pool._pool._flush_writer = lambda *args: calls.append((args, sorted(pool.cache)))
+    pool.processes._active_writers.add(writer)
+    pool.processes._flush_writer = lambda *args: sent.append(args)
     keep_what_was_sent(pool)
     pool.flush()
-    assert calls == [((ALIVE, writer), [0, 1])]
-    assert sorted(pool.cache) == [0, 1]
+    assert sent == [(ALIVE, writer)]
 
 
 def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
@@ -421,10 +414,8 @@ def test_a_run_that_was_acknowledged_before_is_measured_though_nobody_else_hears
 
 
 def test_what_is_not_a_request_is_forgotten_with_the_pools_jobs():
-    foreign = SimpleNamespace(
-        _accepted=False, _worker_pid=None, _write_to=None, _accept_callback=None, ready=lambda: False
-    )
+    foreign = SimpleNamespace(_write_to=None, _accept_callback=None)
     pool = Pool(foreign)
     keep_what_was_sent(pool)
     pool.flush()
-    assert (pool.cache, pool.lost) == ({}, [])
+    assert (pool.processes._cache, list(pool.processes.outbound_buffer)) == ({}, [])
