@@ -197,6 +197,15 @@ def apply_etas_by(consumer: Any, apply: Callable[[Any], None]) -> Callable[[Any]
     return theirs
 
 
+def keep_prefetch_count(consumer: Any) -> None:
+    """Keep the prefetch count after a lost connection (`Consumer.on_connection_error_after_connected`).
+
+    Before 5.7 Celery lowers it by the tasks that still run, and raises it again when it acknowledges tasks of
+    the new connection. Our requests acknowledge theirs themselves: without this it would stay low.
+    """
+    consumer.app.conf.worker_enable_prefetch_count_reduction = False
+
+
 def hand_over_by(consumer: Any, hand_over: Callable[[Any], None]) -> Callable[[], None]:
     """Let `hand_over` give requests to the pool, each once it has a slot; returns what frees a slot.
 

@@ -29,6 +29,7 @@ from celery_sqs_visibility.contacts.worker import (
     RESTART_HANDLER,
     WARM_HANDLER,
     call_at_close,
+    keep_prefetch_count,
 )
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
 from celery_sqs_visibility.delivery.threads import is_main_thread, start_thread
@@ -87,6 +88,7 @@ class Deliveries(SQSStep):
         watch_runs(pool, self._worker)
         leave_runs(pool, self._worker, parent.controller)
         hand_over_requests(parent)
+        keep_prefetch_count(parent)
         with parent.app.connection_for_read() as connection:
             given = connection.transport.client.transport_options
             warn_of_clamped(given)

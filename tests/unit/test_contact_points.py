@@ -417,6 +417,15 @@ MENTIONED = [
     ),
     ("celery.worker.strategy:default", "consumer.qos.increment_eventually()"),
     ("celery.worker.consumer.consumer:Consumer.apply_eta_task", "self.qos.decrement_eventually()"),
+    # It lowers its prefetch count by what still runs, and raises it where we do not come by.
+    (
+        "celery.worker.consumer.consumer:Consumer.on_connection_error_after_connected",
+        "if self.app.conf.worker_enable_prefetch_count_reduction: ... self.initial_prefetch_count = ",
+    ),
+    (
+        "celery.worker.consumer.consumer:Consumer.create_task_handler",
+        "ack_log_error_promise.then(self._restore",
+    ),
     # Our control commands are among its own.
     ("celery.worker.pidbox:Pidbox.__init__", "handlers=control.Panel.data", "consumer=c"),
     ("celery.worker.consumer.control:Control.include_if", "supports_exchange_type('fanout')"),

@@ -83,3 +83,14 @@ def test_a_process_that_still_runs_is_sent_nothing(make_site):
     for key in range(6):
         site.diary.wait_for("started", timeout=10, key=key)
     assert not site.diary.count("done", key="runs")
+
+
+def test_the_prefetch_count_stays(make_site):
+    site = make_site(visibility_timeout=30, wait_time_seconds=1)
+    worker = site.start("disconnecting", concurrency=2, prefetch_multiplier=4)
+    site.send("slow", "runs", 5)
+    site.diary.wait_for("started", key="runs")
+    site.send("quick", "trouble")
+    worker.wait_for_log("onnection to broker lost")
+    site.begin("after")
+    assert [entry["prefetch_count"] for entry in site.diary.entries("received")] == [8, 8, 8]
