@@ -154,7 +154,7 @@ def consume(consumer, kind, supply, counter, messages):
 def extend(consumer, _kind, supply, counter, messages):
     """Have all messages run, and no run end; the second time that they are extended is counted."""
     (queue_consumer,) = queue_consumers(consumer)
-    while len(queue_consumer.ledger) < messages:
+    while len(queue_consumer.held()) < messages:
         supply.feed()
         supply.work(consumer)
         yield
@@ -162,7 +162,7 @@ def extend(consumer, _kind, supply, counter, messages):
         worlds.advance(80)
         if number:
             counter.start()
-        while queue_consumer._heartbeat.lane.send_next():
+        while queue_consumer.holder._heartbeat.lane.send_next():
             pass
     counter.stop()
 

@@ -29,7 +29,7 @@ class Consumer:
                 self.sqs._queues[self.queue.url].send(OutgoingMessage("task"), self.sqs._now())
             self.take()
             worlds.advance(seconds)
-        return self.own.ledger.all()
+        return self.own.held()
 
     def take(self):
         """What a poll brings; how many messages."""
@@ -44,4 +44,4 @@ class Consumer:
     def settle(self):
         """Send all that is settled."""
         worlds.advance(1)
-        work_off(self.own._settler.lane)
+        work_off(self.own.holder.settler.lane)

@@ -81,7 +81,7 @@ def renewed(measure, size):
     worlds.advance(80)
     measure.prepare()
     measure.start()
-    work_off(consumer.own._heartbeat.lane)
+    work_off(consumer.own.holder._heartbeat.lane)
     work_off(keys.leases.lane)
     measure.stop()
     if not all(lease.held for lease, _run in runs):

@@ -245,15 +245,15 @@ def held(measure, size):
     def turns(consumer, stock):
         (own,) = queue_consumers(consumer)
         measure.prepare()
-        while len(own.ledger) < size:
-            stock.send(min(TOGETHER, size - len(own.ledger)))
+        while len(own.held()) < size:
+            stock.send(min(TOGETHER, size - len(own.held())))
             stock.work(consumer)
             yield
         worlds.advance(80)
-        work_off(own._heartbeat.lane)
+        work_off(own.holder._heartbeat.lane)
         worlds.advance(80)
         measure.start()
-        work_off(own._heartbeat.lane)
+        work_off(own.holder._heartbeat.lane)
         own._supervisor.check(worlds.Clock.monotonic())
         own._supervisor.check(worlds.Clock.monotonic())
         measure.stop()
@@ -281,7 +281,7 @@ def retries(measure, size):
         worlds.advance(max(0.0, receiver._schedule.next_poll() - worlds.Clock.monotonic()))
         receiver._expect_what_is_due(worlds.Clock.monotonic())
         consumer.take()
-        for delivery in consumer.own.ledger.all():
+        for delivery in consumer.own.held():
             delivery.settle(Delete())
         consumer.settle()
     measure.stop()
@@ -298,7 +298,7 @@ def more_time(measure, size):
     measure.start()
     for lease in leases:
         lease.request(worlds.Clock.monotonic() + TASK_SECONDS)
-    work_off(consumer.own._heartbeat.lane)
+    work_off(consumer.own.holder._heartbeat.lane)
     measure.stop()
 
 
@@ -323,7 +323,7 @@ def unextended(measure, size):
     deliveries = consumer.receive(size, 3 * TOGETHER * LONG_TIMEOUT_SECONDS / 4 / size)
     measure.weigh()
     for delivery in deliveries:
-        consumer.own._heartbeat.notice()
+        consumer.own.holder._heartbeat.notice()
         delivery.settle(Delete())
     consumer.settle()
     measure.stop()

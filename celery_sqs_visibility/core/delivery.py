@@ -148,10 +148,6 @@ class Holder(Protocol):
 class Consumer(Protocol):
     """What brought deliveries, and gives them to Celery. Any thread may call it; it makes no request."""
 
-    @property
-    def leases(self) -> Leases | None:
-        """Where its runs' leases are made, if it is a worker's."""
-
     def loop_late(self, now: float) -> float:
         """For how many seconds the loop that begins its runs has not come round; 0 where that is well."""
 

@@ -103,7 +103,8 @@ class ExtensionSchedule:
 
     def _put(self, deliveries: Sequence[Delivery], instant: float) -> None:
         for delivery in deliveries:
-            self.remove(delivery)
+            if delivery.bucket is not None:
+                self.remove(delivery)
         queue = deliveries[0].queue
         queues = self._buckets.setdefault(instant, {})
         bucket = queues.get(queue)

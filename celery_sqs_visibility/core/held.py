@@ -20,7 +20,7 @@ from celery_sqs_visibility.core.extensions import (
 from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
-from celery_sqs_visibility.policy.options import OptionsOfQueue, QueueOptions
+from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 #: An instant that has passed.
@@ -92,10 +92,6 @@ class Answered(NamedTuple):
     lost: str | None = None
 
 
-#: Arrivals that are held from then on.
-ADDED: Final = (Arrival.NEW, Arrival.FINISHED)
-
-
 class Held:
     """Deliveries that this process holds, and what it remembers of others. Not thread-safe: its holder locks.
 
@@ -114,7 +110,8 @@ class Held:
 
     def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float) -> None:
         self._options_of = options_of
-        self._held: dict[tuple[str, str], Delivery] = {}  # by message
+        #: What is held, by message.
+        self.messages: dict[tuple[str, str], Delivery] = {}
         self._by_tag: dict[str, Delivery] = {}
         # Those that were settled unrun, by tag, as long as anybody refers to them.
         self._gone: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
@@ -132,11 +129,13 @@ class Held:
         }
         self._finished, self._undeleted = self._past[Past.FINISHED], self._past[Past.UNDELETED]
         self._kept = self._past[Past.KEPT]
+        #: Where the leases of runs are made; `None`: nowhere.
+        self.leases: Leases | None = None
 
     # What is held.
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.messages)
 
     def get(self, tag: str) -> Delivery | None:
         """The delivery of that tag, as long as anybody refers to it; none that ran and is settled.
@@ -146,13 +145,17 @@ class Held:
         """
         return self._by_tag.get(tag) or self._gone.get(tag)
 
+    def all(self) -> list[Delivery]:
+        """Everything, in the order of arrival."""
+        return list(self.messages.values())
+
     def of(self, consumer: Consumer) -> list[Delivery]:
         """All that this consumer brought, in the order of arrival."""
-        return [each for each in self._held.values() if each.consumer is consumer]
+        return [each for each in self.messages.values() if each.consumer is consumer]
 
     def holds_of(self, consumer: Consumer) -> bool:
         """Whether anything is held that this consumer brought."""
-        return any(each.consumer is consumer for each in self._held.values())
+        return any(each.consumer is consumer for each in self.messages.values())
 
     # Receipts.
 
@@ -163,16 +166,21 @@ class Held:
             What each is to this process, and the delivery of its message. New and finished ones are held from
             now on; a finished one is to be deleted.
         """
-        received = [self._arrive(delivery, now) for delivery in deliveries]
-        if added := [delivery for arrival, delivery in received if arrival in ADDED]:
+        received, added = [], []
+        for delivery in deliveries:
+            arrival, held = self._arrive(delivery, now)
+            received.append((arrival, held))
+            if held is delivery:
+                added.append(delivery)
+        if added:
             self._schedule(added)
         return received
 
     def _arrive(self, delivery: Delivery, now: float) -> tuple[Arrival, Delivery]:
         key = delivery.message_key
-        held = self._held.get(key)
+        held = self.messages.get(key)
         if held is None:
-            self._held[key] = self._by_tag[delivery.tag] = delivery
+            self.messages[key] = self._by_tag[delivery.tag] = delivery
             finished = key in self._finished or key in self._undeleted
             return Arrival.FINISHED if finished else Arrival.NEW, delivery
         delivery.state = State.SETTLED
@@ -200,30 +208,32 @@ class Held:
 
     # Runs.
 
-    def start(self, delivery: Delivery, leases: Leases | None, now: float) -> bool:
+    def start(self, delivery: Delivery, now: float) -> bool:
         """A pool begins to run it at that monotonic instant; `False` if it may not."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
         delivery.state, delivery.began = State.RUNNING, now
-        self._give_lease(delivery, leases)
+        if delivery.lease is None:
+            self._give_lease(delivery)
         return True
 
-    def dispatch(self, delivery: Delivery, leases: Leases | None) -> bool:
+    def dispatch(self, delivery: Delivery) -> bool:
         """It goes to a pool that cannot be kept from running it; `False` if it may not."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
         if delivery.state is State.HELD:
             delivery.state = State.DISPATCHED
-        self._give_lease(delivery, leases)
+        if delivery.lease is None:
+            self._give_lease(delivery)
         return True
 
-    @staticmethod
-    def _give_lease(delivery: Delivery, leases: Leases | None) -> None:
-        if leases is None or delivery.lease is not None:
+    def _give_lease(self, delivery: Delivery) -> None:
+        if self.leases is None:
             return
-        delivery.lease = leases.take(delivery.deadline, delivery.extend, delivery.horizon)
-        if delivery.lease is not None and delivery.lost:  # just now, or it would not begin
-            delivery.lease.lost = True
+        lease = self.leases.take(delivery.deadline, delivery.extend, delivery.horizon)
+        if lease is not None and delivery.lost:  # just now, or it would not begin
+            lease.lost = True
+        delivery.lease = lease
 
     def tell_lost(self, delivery: Delivery) -> bool:
         """Its lease reads as lost from now on, though its message is extended; whether it is held."""
@@ -301,7 +311,7 @@ class Held:
         if self._by_tag.pop(delivery.tag, None) is not None:
             if delivery.began is None:  # it may be looked up yet
                 self._gone[delivery.tag] = delivery
-            del self._held[delivery.message_key]
+            del self.messages[delivery.message_key]
             self._extensions.remove(delivery)
         delivery.state = State.SETTLED
 
@@ -360,7 +370,14 @@ class Held:
         options = self._options_of(due[0].queue.name)
         for delivery in due:
             delivery.extending = True
-        return [Extension(each, each.handle, self._seconds(each, options, now)) for each in due]
+        return [
+            Extension(
+                each,
+                each.handle,
+                0 if self._is_forsaken(each, now) else extension_seconds(each, options, now),
+            )
+            for each in due
+        ]
 
     def lateness(self, delivery: Delivery, now: float) -> float:
         """Seconds since the instant by which it should have been extended; 0 before."""
@@ -381,27 +398,28 @@ class Held:
         """
         delivery, handle, seconds = extension
         delivery.extending = False
-        waiting, delivery.waiting = delivery.waiting, None
+        waiting = delivery.waiting
         if waiting is not None:
+            delivery.waiting = None
             self.postponed -= 1
         if handle != delivery.handle:  # a newer receipt came meanwhile
             self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
             return Answered(delivery, False, waiting)
-        extended, lost = False, None
+        if error is None and seconds and delivery.deadline > now:  # as most
+            self._extended(delivery, since + seconds)
+            return Answered(delivery, delivery.held, waiting, extended=True)
+        lost = None
         if isinstance(error, ReceiptHandleInvalidError):
             lost = str(error)
         elif delivery.deadline <= now:
             lost = ANSWERED_LATE if seconds and error is None else self._why_lapsed(delivery, now, outage)
         elif not seconds:
             self._not_extensible(delivery, now)
-        elif error is None:
-            extended = True
-            self._extended(delivery, since + seconds)
         else:  # tried again until the deadline
             self._plan_next(delivery, next_try(delivery, now))
         if lost is not None:
             self._lose(delivery)
-        return Answered(delivery, delivery.held, waiting, extended, lost)
+        return Answered(delivery, delivery.held, waiting, lost=lost)
 
     def _extended(self, delivery: Delivery, deadline: float) -> None:
         delivery.deadline = deadline
@@ -433,9 +451,6 @@ class Held:
         if delivery.state is not State.HELD or delivery.consumer is None:
             return False
         return delivery.consumer.loop_late(now) >= STANDS_STILL_SECONDS
-
-    def _seconds(self, delivery: Delivery, options: QueueOptions, now: float) -> int:
-        return 0 if self._is_forsaken(delivery, now) else extension_seconds(delivery, options, now)
 
     def _why_lapsed(self, delivery: Delivery, now: float, outage: SQSError | None) -> str:
         if delivery.at_horizon:

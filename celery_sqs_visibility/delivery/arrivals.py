@@ -10,7 +10,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.held import ADDED, Arrival
+from celery_sqs_visibility.core.held import Arrival
 from celery_sqs_visibility.core.settlements import Delete, Lapse, Park, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
@@ -52,7 +52,6 @@ class Arrivals:
 
     Attributes:
         dispatching: whether Celery gets any messages.
-        handed: how many messages Celery was given.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class Arrivals:
         self._give_back = give_back
         self._fetch = fetch
         self.dispatching = True
-        self.handed = 0
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -86,24 +84,28 @@ class Arrivals:
             decoded = self._decoder.decode(queue, messages, called, returned)
             received = self._holder.receive([delivery for delivery, _, _ in decoded])
         finally:
-            placed = sum(arrival in ADDED for arrival, _ in received)
-            for _ in range(len(messages) - placed):
+            for _ in range(len(messages) - len(received)):
                 self._capacity.release(queue=queue.name, fifo=queue.fifo)
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
-        for (arrival, delivery), (_, content, message) in zip(received, decoded, strict=True):
+        for (arrival, delivery), (newer, content, message) in zip(received, decoded, strict=True):
             try:
-                if isinstance(content, DecodedMessage):
-                    self._count_parks(delivery, content)
                 if arrival is not Arrival.NEW:
-                    self._holder.notice_return(delivery, arrival)
+                    self._notice_return(arrival, delivery, newer, content)
                 elif (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
             except Exception:  # noqa: BLE001 - it is logged
-                if arrival in ADDED:
-                    delivery.settle(Lapse())
+                newer.settle(Lapse())  # nothing, unless it is held itself
                 log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
+
+    def _notice_return(self, arrival: Arrival, delivery: Delivery, newer: Delivery, content: Content) -> None:
+        """The newer receipt is of a message that is held here already, or finished: it is not run."""
+        if delivery is not newer:
+            self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
+        if isinstance(content, DecodedMessage):
+            self._count_parks(delivery, content)
+        self._holder.notice_return(delivery, arrival)
 
     def _count_parks(self, delivery: Delivery, content: DecodedMessage) -> None:
         """Count how many of its receives so far were no attempts."""
@@ -147,8 +149,11 @@ class Arrivals:
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
-        if isinstance(content, DecodedMessage) and content.eta is None and dispatch is not None:  # as most
-            return BufferedMessage(delivery, content.payload, dispatch)
+        if isinstance(content, DecodedMessage):
+            if content.eta is not None or delivery.moved_from:
+                self._count_parks(delivery, content)
+            if content.eta is None and dispatch is not None:  # as most
+                return BufferedMessage(delivery, content.payload, dispatch)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:
@@ -207,7 +212,7 @@ class Arrivals:
                     return  # a held delivery that does not run is given back
                 if turn_given is not None:
                     turn_given(queue.name)
-                self.handed += 1
+                capacity.handed += 1
                 on_message(buffered.payload, delivery)
             except Exception:
                 if raising:

@@ -50,7 +50,6 @@ class QueueConsumer:
 
     Attributes:
         capacity: how many messages it may hold.
-        leases: see `core.delivery.Consumer`.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class QueueConsumer:
         loop_late: Callable[[float, float], float] | None = None,
     ) -> None:
         self.holder = holder
+        holder.give_leases(leases)
         self.options = holder.options
         self.redrive = holder.redrive
         self.capacity = capacity or ReceiveCapacity(self.options.prefetch_seconds, clock, slots, turns)
-        self.leases = leases
         self._clock = clock
         self._turns = turns
         if turns is not None:
@@ -90,14 +89,10 @@ class QueueConsumer:
         self._arrivals, self._awaited = self._new_arrivals(open_message, payloads, pump)
         self._shutdown = Shutdown(holder, self, self._receivers, self._take_buffered, self._pauses, clock)
         self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
-        self._forgotten = ForgottenMessages(
-            lambda: [delivery for each in self._sharing() for delivery in each.held()],
-            self.capacity,
-            lambda: any(each._receivers.polling for each in self._sharing()),  # noqa: SLF001 - of this class
-            lambda: sum(each._arrivals.handed for each in self._sharing()),  # noqa: SLF001 - of this class
-        )
+        self._forgotten = ForgottenMessages(holder.all, self.capacity, self._polls)
         some = [each for each in (leases, turns, self._awaited) if each is not None]
-        self._parts = (self.capacity, pump, *some, RunWatch(self.held, holder), self._forgotten)
+        runs = RunWatch(partial(holder.of, self), holder)
+        self._parts = (self.capacity, pump, *some, runs, self._forgotten)
         self._lock = threading.Lock()  # guards _running and _closed
         self._running = False  # whether there are threads
         self._closed = False  # whether they end once nothing is held any more
@@ -107,10 +102,13 @@ class QueueConsumer:
         """What it brought and holds, in the order of arrival. Any thread."""
         return self.holder.of(self)
 
-    def _sharing(self) -> list[QueueConsumer]:
-        """The consumers that share its capacity: those of earlier connections, while their tasks run."""
-        others = [each for each in self._consumers() if each.capacity is self.capacity and each is not self]
-        return [self, *others]
+    def _polls(self) -> bool:
+        """Whether it polls, or another with which it shares its capacity, as those of a worker do."""
+        return self._receivers.polling or any(
+            each._receivers.polling  # noqa: SLF001 - of this class
+            for each in self._consumers()
+            if each.capacity is self.capacity
+        )
 
     def wait_until_empty(self, timeout: float) -> bool:
         """Wait until it holds nothing, for `timeout` seconds; whether it holds nothing. Any thread."""

@@ -99,22 +99,25 @@ class Heartbeat:
 
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `pump.Work`. It is known how all ended before anybody hears of the first."""
-        now, outage = self._clock.monotonic(), self._outages.get(batch.queue.name)
+        now, answered = self._clock.monotonic(), self._held.answered
+        outage = self._outages.get(batch.queue.name)
         why = None if outage is None else outage.error
+        measured = batch.sent if ExtensionEnded.is_wanted() else ()
         with self.lane.lock:
-            late = [self._held.lateness(each.delivery, now) for each in batch.sent]
-            ended = [self._held.answered(each, None, since, now, why) for each in batch.others]
+            late = [self._held.lateness(each.delivery, now) for each in measured]
+            ended = [answered(each, None, since, now, why) for each in batch.others]
             for position, each in enumerate(batch.sent):
-                ended.append(self._held.answered(each, failed.get(position), since, now, why))
+                ended.append(answered(each, failed.get(position), since, now, why))
         if batch.sent:
             self._note_pace(batch.queue.name, now - since, failed.values())
             self._log_outage(batch.queue, since, failed.values())
-        if ExtensionEnded.is_wanted():
-            for position, seconds in enumerate(late):
-                if position not in failed:
-                    emit(ExtensionEnded(batch.queue.name, seconds))
-        for (_, handle, seconds), one in zip([*batch.others, *batch.sent], ended, strict=True):
-            self._tell(one, handle, seconds)
+        for position, seconds in enumerate(late):
+            if position not in failed:
+                emit(ExtensionEnded(batch.queue.name, seconds))
+        are_told = Extended.is_wanted()
+        for one, (_, handle, seconds) in zip(ended, [*batch.others, *batch.sent], strict=True):
+            if not one.extended or are_told or one.waiting is not None:
+                self._tell(one, handle, seconds)
 
     def _note_pace(self, queue: str, seconds: float, errors: Collection[SQSError]) -> None:
         """Where one was cut off, the next waits for the answer for longer, until SQS is prompt again."""

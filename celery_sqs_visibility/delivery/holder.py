@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.delivery import Consumer, Delivery, State
+from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.held import DEADLINE_PASSED, Arrival, Held, Past
 from celery_sqs_visibility.core.settlements import (
     DeadLetter,
@@ -82,6 +82,11 @@ class DeliveryHolder:
         self.copies = Copies(outgoing, permissions, self._spare, window, clock, self._copied, pump=pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 
+    def give_leases(self, leases: Leases | None) -> None:
+        """Make the leases of runs there from now on."""
+        with self._lock:
+            self._held.leases = leases
+
     @property
     def lanes(self) -> list[Lane[Any]]:
         """The lanes of its requests, to be started."""
@@ -94,9 +99,16 @@ class DeliveryHolder:
         """See `Held.get`."""
         return self._held.get(tag)
 
+    def all(self) -> list[Delivery]:
+        """Everything held, in the order of arrival."""
+        if not self._held.messages:
+            return []
+        with self._lock:
+            return self._held.all()
+
     def of(self, consumer: Consumer) -> list[Delivery]:
         """What is held that this consumer brought, in the order of arrival."""
-        if not self._held:
+        if not self._held.messages:
             return []
         with self._lock:
             return self._held.of(consumer)
@@ -155,9 +167,8 @@ class DeliveryHolder:
         """See `core.delivery.Holder`. A started delivery is not given back; a dispatched one runs anyway."""
         if delivery.state is State.HELD and self.lapsed(delivery):
             return False
-        leases = delivery.consumer.leases if delivery.consumer else None
         with self._lock:
-            if not self._held.start(delivery, leases, self._clock.monotonic()):
+            if not self._held.start(delivery, self._clock.monotonic()):
                 return False
         if events.Started.is_wanted():
             emit(events.Started(delivery.facts))
@@ -167,9 +178,8 @@ class DeliveryHolder:
         """See `core.delivery.Holder`."""
         if self.lapsed(delivery):
             return False
-        leases = delivery.consumer.leases if delivery.consumer else None
         with self._lock:
-            return self._held.dispatch(delivery, leases)
+            return self._held.dispatch(delivery)
 
     def extend(self, delivery: Delivery, until: float) -> None:
         """See `core.delivery.Holder`."""
@@ -220,7 +230,10 @@ class DeliveryHolder:
             if not waits:
                 self._carry_out(delivery, settlement, now)
         finally:  # not before: nothing that this wakes may keep the settlement from being sent
-            self._free(delivery)
+            if delivery.consumer is not None:
+                delivery.consumer.free(delivery)
+            if self._pump.waiting:
+                self._notify_waiting()
         return True
 
     def settle_copied(self, delivery: Delivery, settlement: Settlement) -> bool:
@@ -246,12 +259,10 @@ class DeliveryHolder:
         if self._removals is not None:
             self._removals.flush(REMOVAL_SECONDS)
 
-    def _free(self, delivery: Delivery) -> None:
-        if delivery.consumer is not None:
-            delivery.consumer.free(delivery)
-        if self._pump.waiting:
-            with self._lock:
-                self._pump.notify_waiting()
+    def _notify_waiting(self) -> None:
+        """Perhaps nothing is held any more."""
+        with self._lock:
+            self._pump.notify_waiting()
 
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
         """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
@@ -262,7 +273,8 @@ class DeliveryHolder:
                 return False
         measure_end(delivery, copying, self._clock.monotonic())
         self.copies.submit(delivery, copying)
-        self._free(delivery)
+        if delivery.consumer is not None:
+            delivery.consumer.free(delivery)
         return True
 
     def _spare(self, delivery: Delivery) -> float:

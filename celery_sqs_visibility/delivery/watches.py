@@ -87,10 +87,9 @@ class ForgottenMessages:
     one.
 
     Args:
-        held: returns the deliveries that are held.
+        held: returns the deliveries that are held; those of this capacity count.
         capacity: how many messages take places, and runs whose messages were settled when they began.
         polling: whether a poll is in flight.
-        handed: how many messages Celery was given so far.
     """
 
     def __init__(
@@ -98,12 +97,10 @@ class ForgottenMessages:
         held: Callable[[], Sequence[Delivery]],
         capacity: ReceiveCapacity,
         polling: Callable[[], bool],
-        handed: Callable[[], int],
     ) -> None:
         self._held = held
         self._capacity = capacity
         self._polling = polling
-        self._handed = handed
         self._handed_before = 0
         self._dropped: dict[Delivery, int] = {}  # the looks in a row that found it so
         self._looks = 0  # in a row that found one; a machine that sleeps does not look
@@ -117,10 +114,11 @@ class ForgottenMessages:
 
     def replace_stuck(self, _now: float) -> None:
         """See `supervisor.Supervised`: gives back messages that enough looks found with nobody."""
-        held = self._held()
+        if held := self._held():
+            held = [each for each in held if getattr(each.consumer, "capacity", None) is self._capacity]
         if held or self._dropped:
             self._give_back_dropped(held)
-        before, self._handed_before = self._handed_before, self._handed()
+        before, self._handed_before = self._handed_before, self._capacity.handed
         still = self._handed_before == before
         self._idle_looks = self._idle_looks + 1 if still and held else 0
         if self._idle_looks == GARBAGE_LOOKS:

@@ -89,6 +89,7 @@ class InvocationHolder:
         self.options = context.options
         self.redrive = context.redrive
         self._held = Held(self.options.for_queue, self.options.longest_visibility_timeout)
+        self._held.leases = leases
         self.rejection = Rejection(context.redrive, self.options.for_queue, self)
         self._permissions = CopyPermissions(clock)
         self.parking = Parking(
@@ -98,7 +99,6 @@ class InvocationHolder:
         self._outgoing = context.outgoing
         self._clock = clock
         self._sleep = sleep
-        self._leases = leases
         self._until = math.inf
         self.done: set[str] = set()
 
@@ -125,7 +125,7 @@ class InvocationHolder:
 
     def start(self, delivery: Delivery) -> bool:
         """See `core.delivery.Holder`."""
-        if not self._held.start(delivery, self._leases, self._clock.monotonic()):
+        if not self._held.start(delivery, self._clock.monotonic()):
             return False
         emit(events.Started(delivery.facts))
         return True

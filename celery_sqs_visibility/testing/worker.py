@@ -108,7 +108,7 @@ class Worker(DeliveryHolder):
         super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing)
         self.dead_letters.worker_name = context.worker_name
         self.capacity = ReceiveCapacity(options.prefetch_seconds, clock)
-        self.leases = leases
+        self.give_leases(leases)
         self._context = context
         self._wait = wait
         self.name = context.worker_name

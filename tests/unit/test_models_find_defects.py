@@ -56,7 +56,7 @@ def stores(app, patch, seed):
 
 
 def arrive_anew(held, delivery, _now):
-    held._held[delivery.message_key] = held._by_tag[delivery.tag] = delivery
+    held.messages[delivery.message_key] = held._by_tag[delivery.tag] = delivery
     return Arrival.NEW, delivery
 
 
@@ -136,9 +136,9 @@ WORLDS = 110
 
 #: Functions, a line of each, what stands there instead, and what the model of a whole worker says then.
 LINES = [
-    (DeliveryHolder._free, "self._pump.notify_waiting()", "pass", "nobody has notified <drain>"),
+    (DeliveryHolder.settle, "self._notify_waiting()", "pass", "nobody has notified <drain>"),
     (Held.settle, "self._end_lease(delivery)", "pass", "no run has a lease"),
-    (Held.settle, "self._remove(delivery)", "delivery.state = State.SETTLED", "nothing is"),
+    (Held._remove, "self._extensions.remove(delivery)", "pass", "nothing is to be extended"),
     (
         Held.finish,
         "self._finished.add(delivery.message_key, now, delivery.deadline + MARGIN_SECONDS)",
@@ -146,8 +146,8 @@ LINES = [
         "what this process has finished is over",
     ),
     (
-        Arrivals.decode,
-        "self._capacity.release(queue=queue.name, fifo=queue.fifo)",
+        Arrivals._notice_return,
+        "self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)",
         "pass",
         "capacity is counted",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.processes import SOON
+from support.processes import SOON, wait_until
 
 pytestmark = [
     pytest.mark.prefork_only("other pools have no event loop"),
@@ -48,7 +48,7 @@ def test_a_full_worker_that_connects_anew_leaves_to_others_what_it_cannot_run(ma
     first = site.start("disconnecting", name="first", concurrency=1, prefetch_multiplier=1)
     site.send("slow", "trouble", 20)
     first.wait_for_log("onnection to broker lost")
-    first.wait_for_log("Connected to", times=2)
+    wait_until(lambda: first.log.count("Connected to") == 2, SOON, lambda: first.log)
     site.start(name="second", concurrency=1, prefetch_multiplier=1)
     for key in range(12):
         site.send("quick", key)

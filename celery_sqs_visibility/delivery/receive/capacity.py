@@ -196,6 +196,7 @@ class ReceiveCapacity:
 
     Attributes:
         slots: see there.
+        handed: how many messages Celery was given.
         gives_turns: whether Celery is given a message only when it is its queue's turn: see `turn_given`.
         loop_late: for how many seconds the loop that begins runs has not come round; the latest consumer
             sets it.
@@ -210,13 +211,12 @@ class ReceiveCapacity:
     ) -> None:
         self._prefetch_seconds = prefetch_seconds
         self._clock = clock
-        # Guards everything below. Reentrant: Celery's cold shutdown stops polls in a signal handler, on a
-        # thread that may be here just now.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()  # guards everything below
         self._prefetch_count = 0  # unlimited, as in kombu, until Celery sets it
         self.slots = slots
         self._turns = turns
         self.gives_turns = turns is not None
+        self.handed = 0
         self.loop_late: Callable[[float], float] | None = None
         self._recent_runs = RecentRuns()
         self._held = Held()
@@ -258,8 +258,11 @@ class ReceiveCapacity:
     def overdrawn(self) -> bool:
         """Whether more messages are held than may be, those that rest left out."""
         with self._lock:
-            slots = self._pool()
-            return self._held.occupied(slots) > self._limit(slots)
+            return self._is_overdrawn()
+
+    def _is_overdrawn(self) -> bool:
+        slots = self._pool()
+        return self._held.occupied(slots) > self._limit(slots)
 
     def add_queue(self, queue: str) -> None:
         """One more queue shares the capacity."""
@@ -267,7 +270,7 @@ class ReceiveCapacity:
             self._queues[queue] += 1
 
     def remove_queue(self, queue: str) -> None:
-        """A queue polls no more. Called in a signal handler, too: serves no waiter."""
+        """A queue polls no more. Serves no waiter."""
         with self._lock:
             self._queues[queue] -= 1
             self._removed.add(queue)
@@ -277,7 +280,6 @@ class ReceiveCapacity:
         """The queue's polls in flight ask for no capacity any more: the messages they bring are given back.
 
         If the queue is consumed again before its polls end, their messages are kept, beyond the capacity.
-        Called in a signal handler, too.
         """
         with self._lock:
             self._asked.remove_all(queue)
@@ -295,7 +297,7 @@ class ReceiveCapacity:
         First come, first served. A waiter that has `given_up` meanwhile leaves at the next `wake`.
         """
         with self._lock:
-            waiter = self.add_waiter(queue, fifo=fifo)
+            waiter = self._add_waiter(queue, fifo)
             try:
                 waiter.changed.wait_for(lambda: waiter.reservation is not None or given_up(), timeout)
             finally:
@@ -306,11 +308,14 @@ class ReceiveCapacity:
     def add_waiter(self, queue: str, *, fifo: bool = False) -> Waiter:
         """Add the queue as the last waiter of its rank, served at once if there is capacity."""
         with self._lock:
-            self._removed.discard(queue)
-            waiter = Waiter(queue, fifo, threading.Condition(self._lock))
-            insort(self._waiters, waiter, key=self._rank)
-            self._serve(queue)
-            return waiter
+            return self._add_waiter(queue, fifo)
+
+    def _add_waiter(self, queue: str, fifo: bool) -> Waiter:  # noqa: FBT001 - positional
+        self._removed.discard(queue)
+        waiter = Waiter(queue, fifo, threading.Condition(self._lock))
+        insort(self._waiters, waiter, key=self._rank)
+        self._serve(queue)
+        return waiter
 
     def received(self, reservation: Reservation, messages: int) -> None:
         """The poll is over and brought this many messages."""
@@ -353,14 +358,15 @@ class ReceiveCapacity:
             # First: it is settled, and then looked for here.
             self._aside.add(delivery)
             if delivery.held:
-                self.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
+                self._hold(-1, delivery.queue.name, delivery.queue.fifo)
+                self._serve(delivery.queue.name)
             else:
                 self._aside.discard(delivery)
 
     def has_place(self, delivery: Delivery) -> bool:
         """Whether it has its capacity, or may take it again: no more is held than may be."""
         with self._lock:
-            return delivery not in self._aside or not self.overdrawn
+            return delivery not in self._aside or not self._is_overdrawn()
 
     def take_again(self, delivery: Delivery) -> None:
         """It takes capacity again, though there may be none left; harmless if it does already."""
@@ -378,15 +384,18 @@ class ReceiveCapacity:
             for held in (self._held, self._fifo) if delivery.queue.fifo else (self._held,):
                 held.resting.add(delivery.message_key)
             if not delivery.held:  # it is settled, and then looked for here
-                self.resume(delivery)
+                self._resume(delivery)
             elif self._waiters:
                 self._serve(delivery.queue.name)
 
     def resume(self, delivery: Delivery) -> None:
         """Its time has come; harmless if it does not rest."""
         with self._lock:
-            for held in (self._held, self._fifo):
-                held.resting.discard(delivery.message_key)
+            self._resume(delivery)
+
+    def _resume(self, delivery: Delivery) -> None:
+        for held in (self._held, self._fifo):
+            held.resting.discard(delivery.message_key)
 
     def free(self, delivery: Delivery) -> None:
         """Its message was settled; one that is acknowledged early is held no more, but its run goes on."""
@@ -463,7 +472,7 @@ class ReceiveCapacity:
                 self._serve()
 
     def wake(self) -> None:
-        """Make the waiters check whether to give up. Called in a signal handler, too."""
+        """Make the waiters check whether to give up."""
         with self._lock:
             for waiter in tuple(self._waiters):
                 waiter.changed.notify()

@@ -20,7 +20,7 @@ ENDS = {
 class AnyCapacity:
     """Capacity for whatever comes, which counts what is held; the rest is tested elsewhere."""
 
-    held = 0
+    held = handed = 0
 
     def hold(self, messages, **_):
         self.held += messages

@@ -58,7 +58,7 @@ class Core(Held):
 
     def run(self, now=NOW):
         one = self.take_in(now)
-        assert self.start(one, self.leases, now)
+        assert self.start(one, now)
         return one
 
     def come_back(self, one, now):
@@ -102,8 +102,8 @@ def test_what_was_settled_unrun_is_known_by_its_tag_and_neither_starts_nor_is_ex
     assert core.settle(held, settlement, NOW)
     assert (core.get(held.tag), held.held, len(core)) == (held, False, 0)
     assert not core.settle(held, Release(), NOW)
-    assert not core.start(held, leases, NOW)
-    assert not core.dispatch(held, leases)
+    assert not core.start(held, NOW)
+    assert not core.dispatch(held)
     assert (held.lease_key, leases._taken) == (None, {})
     core.request_extension(held, NOW + 600, NOW)
     assert core.next_extension() is None
@@ -137,12 +137,12 @@ def test_what_is_held_is_told_by_consumer_in_the_order_of_arrival(core):
 @pytest.mark.parametrize("begin", ["start", "dispatch", "nothing"])
 def test_copies_settle_alone_what_they_are_sent_of(core, leases, held, begin):
     if begin != "nothing":
-        assert core.start(held, leases, NOW) if begin == "start" else core.dispatch(held, leases)
+        assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
     assert core.claim(held)
     assert (held.state, held.lease, leases._taken) == (State.COPYING, None, {})
     assert not core.claim(held)
-    assert not core.start(held, leases, NOW)
-    assert not core.dispatch(held, leases)
+    assert not core.start(held, NOW)
+    assert not core.dispatch(held)
     assert not core.settle(held, Lapse(), NOW)
     assert core.beat(NOW + 80) == ([held], []), "it is extended meanwhile"
     assert core.settle(held, Delete(), NOW, copied=True)
@@ -151,12 +151,12 @@ def test_copies_settle_alone_what_they_are_sent_of(core, leases, held, begin):
 
 
 def test_what_cannot_be_copied_runs_after_all(core, leases, held):
-    core.start(held, leases, NOW)
+    core.start(held, NOW)
     assert not core.disclaim(held)
     core.claim(held)
     assert core.disclaim(held)
     assert (held.state, held.started, held.carrier) == (State.HELD, False, None)
-    assert core.start(held, leases, NOW)
+    assert core.start(held, NOW)
 
 
 def test_an_extension_by_the_visibility_timeout_is_due_a_heartbeat_interval_before_the_deadline(core, held):
@@ -401,8 +401,8 @@ class TestLeases:
     @pytest.mark.parametrize(("first", "then"), [("start", "dispatch"), ("dispatch", "start")])
     def test_what_begins_to_run_has_one_from_then_on(self, core, leases, held, first, then):
         begin = {
-            "start": lambda: core.start(held, leases, NOW),
-            "dispatch": lambda: core.dispatch(held, leases),
+            "start": lambda: core.start(held, NOW),
+            "dispatch": lambda: core.dispatch(held),
         }
         assert held.lease is None
         assert begin[first]()
@@ -414,7 +414,7 @@ class TestLeases:
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
     def test_a_run_that_begins_just_as_its_message_is_lost_learns_it(self, core, leases, held, begin):
         core.beat(NOW + 80, INVALID)
-        assert core.start(held, leases, NOW) if begin == "start" else core.dispatch(held, leases)
+        assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
         assert held.lease.lost
 
     @pytest.mark.parametrize("table", ["none", "full"])
@@ -452,7 +452,7 @@ class TestLeases:
 
     def test_a_run_without_a_lease_hears_nothing_of_its_inactivity(self, core, leases, held):
         assert not core.tell_inactive(held)
-        core.start(held, leases, NOW)
+        core.start(held, NOW)
         assert core.tell_inactive(held)
         assert held.lease.last_sign == INACTIVE
         core.settle(held, Delete(), NOW)

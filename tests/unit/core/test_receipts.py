@@ -117,6 +117,7 @@ class ComingBack(RuleBasedStateMachine):
         self.now = NOW
         self.leases = LeaseTable()
         self.core = Held(every_queue(TIMEOUT, INTERVAL), TIMEOUT)
+        self.core.leases = self.leases
         self.held = {}  # message: its delivery
         self.receipts = {}  # message: the latest receipt handle
         self.finished = {}  # message: until when it is remembered at the least
@@ -150,8 +151,8 @@ class ComingBack(RuleBasedStateMachine):
     def run(self, data, how):
         one = self.held[self.pick(data)]
         may = one.state is not State.COPYING
-        begun = self.core.start(one, self.leases, self.now) if how == "start" else None
-        assert (self.core.dispatch(one, self.leases) if begun is None else begun) is may
+        begun = self.core.start(one, self.now) if how == "start" else None
+        assert (self.core.dispatch(one) if begun is None else begun) is may
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

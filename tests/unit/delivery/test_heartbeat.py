@@ -229,7 +229,7 @@ def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_en
     world, queue, events, ending, settlement, told
 ):
     (one,) = world.hold(queue)
-    world.core.start(one, None, world.clock.monotonic())
+    world.core.start(one, world.clock.monotonic())
     settled, ended = [], []
     one.on_lost = ended.append
     if ending == "refused":

@@ -22,8 +22,10 @@ NEAR = NOW + VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - NEAR_HORIZON_
 
 
 @pytest.fixture
-def core():
-    return Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
+def core(leases):
+    core = Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
+    core.leases = leases
+    return core
 
 
 @pytest.fixture
@@ -40,14 +42,14 @@ def warnings():
 
 
 @pytest.fixture
-def receive(core, leases):
+def receive(core):
     """`receive("h1")`: a delivery that is held, and runs."""
 
     def receive(handle, *, runs=True, now=NOW, message_id=None):
         one = factories.delivery(QUEUE, handle=handle, now=now, message_id=message_id or handle)
         core.receive([one], now)
         if runs:
-            core.start(one, leases, now)
+            core.start(one, now)
         return one
 
     return receive

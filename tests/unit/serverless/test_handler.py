@@ -385,7 +385,7 @@ def test_a_message_is_hidden_for_longer_without_a_lease_too_and_settled_once(wor
     handler, now = world.handler(), world.clock.monotonic()
     world.send("a")
     ((delivery, _, _),) = handler._decoded(world.event()["Records"], now + 60)
-    assert delivery.holder.extend(delivery, now + 100)
+    delivery.extend(now + 100)
     assert delivery.settle(Release())
     assert not delivery.settle(Delete())
     assert world.changes() == [100, 0]

@@ -56,8 +56,8 @@ class ToldCapacity(ReceiveCapacity):
         super().__init__(*arguments)
         self.waiting = queues.SimpleQueue()
 
-    def add_waiter(self, queue, *, fifo=False):
-        waiter = super().add_waiter(queue, fifo=fifo)
+    def _add_waiter(self, queue, fifo):
+        waiter = super()._add_waiter(queue, fifo)
         self.waiting.put(queue)
         return waiter
 
