@@ -187,7 +187,7 @@ def test_what_has_waited_for_its_eta_makes_no_room_afterwards(make_site, end):
         site.proxy.wait_for(lambda _: hidden(site) == 0)
         tell(site, "sqs_resume", queue=site.queue)
     elif end == "connection lost":
-        site.send("quick", "trouble")
+        site.send("slow", "trouble", 1.5)
         worker.wait_for_log("onnection to broker lost")
     # What was given back waits as a copy, which SQS delays.
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
