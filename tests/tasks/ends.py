@@ -129,6 +129,7 @@ def narrowed_and_retrying(self, times=1000, **_):
 def retrying_with_arguments(self, again=True, **_):
     if again:
         raise self.retry(countdown=0, kwargs={"again": False})
+    time.sleep(0.5)  # see `continuing`
 
 
 class PublishingNothing(Ending):
@@ -152,6 +153,7 @@ def continuing_unpublished(self, **_):
 def continuing(self, again=True, **_):
     if again:
         self.visibility.continue_later(again=False)
+    time.sleep(0.5)  # the first part stores RETRY after it has published this one, as `self.retry()` does
 
 
 @noting(inactivity_timeout=1)

@@ -48,7 +48,7 @@ def test_once_the_main_thread_stands_still_for_good_others_get_what_has_not_begu
         site.diary.wait_for("done", key=key)
     site.diary.wait_for("done", key="runs")
     assert site.diary.count("started", key="runs") == 1, "what has begun is extended on"
-    assert first.log.count("Celery's main thread stands still, so it was not extended any longer") == 2
+    assert "Celery's main thread stands still, so it was not extended any longer" in first.log
 
 
 @pytest.mark.parametrize(("timeout", "interval"), [(8, 5), (20, None)])

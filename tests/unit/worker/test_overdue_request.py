@@ -112,7 +112,7 @@ def test_what_has_ended_is_not_ended_again(make):
     state.task_ready(read)
     code_over.delivery.lease.last_sign = UNWATCHED
     settled.acknowledge()
-    settled.delivery.lease = None  # as the ledger leaves it
+    settled.delivery.lease = None  # as a settlement leaves it
     for one in (read, code_over, settled):
         end(one)
     assert read.steps == code_over.steps == []
