@@ -190,7 +190,8 @@ def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     def one_is_left():
         """In the end: each lingers from when it had nothing more to do."""
         tasks.clock.advance(IDLE_SECONDS)
-        tasks.lane.wake()
+        with tasks.lane.lock:
+            tasks.lane.wake()
         return len(tasks.threads) == 1
 
     wait_until(one_is_left, SOON, "the others to end")
