@@ -127,7 +127,7 @@ class Holder(Protocol):
         """Decides how messages wait for their ETA."""
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """Settle it, if need be only under that receipt handle; whether it was held."""
+        """Settle the delivery, with `receipt` only while that is its handle; whether it was held."""
 
     def start(self, delivery: Delivery) -> bool:
         """A pool begins to run it; whether it may."""
@@ -146,7 +146,7 @@ class Holder(Protocol):
 
 
 class Consumer(Protocol):
-    """What brought deliveries, and gives them to Celery. Any thread may call it; it makes no request."""
+    """The consumer that received deliveries and gives them to Celery. Any thread; it makes no request."""
 
     def loop_late(self, now: float) -> float:
         """For how many seconds the loop that begins its runs has not come round; 0 where that is well."""
@@ -270,7 +270,7 @@ class Delivery:
 
     @property
     def held(self) -> bool:
-        """Whether it is not settled."""
+        """Whether this process still holds the message."""
         return self.state is not State.SETTLED
 
     @property

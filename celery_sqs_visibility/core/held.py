@@ -450,7 +450,7 @@ class Held:
         """Whether it has not begun, and nobody is there who would begin it."""
         if delivery.state is not State.HELD or delivery.consumer is None:
             return False
-        return delivery.consumer.loop_late(now) >= STANDS_STILL_SECONDS
+        return stands_still(delivery.consumer.loop_late(now))
 
     def _why_lapsed(self, delivery: Delivery, now: float, outage: SQSError | None) -> str:
         if delivery.at_horizon:
@@ -483,3 +483,8 @@ class Held:
             self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
         else:
             self._extensions.add_not_before(deliveries, deadline if not_before is None else not_before)
+
+
+def stands_still(loop_late: float) -> bool:
+    """Whether a loop begins nothing any more that has not come round for so many seconds."""
+    return loop_late >= STANDS_STILL_SECONDS

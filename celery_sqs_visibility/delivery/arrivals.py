@@ -150,10 +150,9 @@ class Arrivals:
     ) -> BufferedMessage | None:
         """The message for Celery; `None` if it is settled, or its payload is still to come."""
         if isinstance(content, DecodedMessage):
-            if content.eta is not None or delivery.moved_from:
-                self._count_parks(delivery, content)
-            if content.eta is None and dispatch is not None:  # as most
+            if content.eta is None and not delivery.moved_from and dispatch is not None:  # as most
                 return BufferedMessage(delivery, content.payload, dispatch)
+            self._count_parks(delivery, content)
         if not isinstance(content, PayloadPointer):
             return self._sort_new(delivery, content, message, dispatch)
         if dispatch is None or self._fetch is None:

@@ -181,11 +181,7 @@ class AwaitedPayloads:
             if silent and len(silent) == len(running):
                 silent += [one for _, _, one in self._waiting]
             for one in silent:
-                self._leave_place(one)
-
-    def _leave_place(self, one: Fetch) -> None:
-        """S3 does not give a payload for now: other messages are received in its message's place."""
-        self._capacity.set_aside(one.delivery)
+                self._capacity.set_aside(one.delivery)
 
     def _try_again(self, one: Fetch, error: SQSError) -> None:
         """Later, or never."""
@@ -193,7 +189,7 @@ class AwaitedPayloads:
         one.failures += 1
         not_before = self._clock.monotonic() + pause(one.failures)
         if not_before < one.until:
-            self._leave_place(one)
+            self._capacity.set_aside(one.delivery)
             self._enqueue(not_before, one)
             return
         settle_unfetched(one.delivery, one.pointer)

@@ -81,6 +81,7 @@ class QueueConsumer:
         self._receive = receive
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
+        # Without a reference to this consumer, which would keep its context through the capacity.
         self._loop_late = self.capacity.loop_late = partial(_late, loop_late, buffer) if loop_late else None
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}

@@ -16,7 +16,7 @@ from typing import Final
 from weakref import WeakSet
 
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
+from celery_sqs_visibility.core.held import stands_still
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.prefetch import (
@@ -254,13 +254,8 @@ class ReceiveCapacity:
         """How many runs there are whose messages were settled when they began."""
         return len(self._held.runs)
 
-    @property
-    def overdrawn(self) -> bool:
-        """Whether more messages are held than may be, those that rest left out."""
-        with self._lock:
-            return self._is_overdrawn()
-
     def _is_overdrawn(self) -> bool:
+        """Whether more messages are held than may be, those that rest left out. Under the lock."""
         slots = self._pool()
         return self._held.occupied(slots) > self._limit(slots)
 
@@ -513,7 +508,7 @@ class ReceiveCapacity:
 
     def _reserve(self, waiter: Waiter) -> Reservation | None:
         queue, fifo, now = waiter.queue, waiter.fifo, self._clock.monotonic()
-        if self.loop_late is not None and self.loop_late(now) >= STANDS_STILL_SECONDS:
+        if self.loop_late is not None and stands_still(self.loop_late(now)):
             return None  # nobody would begin what a poll brings
         ask = ask_for(self._snapshot(queue, fifo=fifo))
         if ask is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +13,7 @@ from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_deliver
 
 from celery_sqs_visibility import InactivityError, VisibilityTask
 from celery_sqs_visibility.core.settlements import Delete, Hide
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.visibility_request import KILLED_WITHIN_SECONDS
 
@@ -27,15 +26,7 @@ def noop():
 
 
 @pytest.fixture
-def table():
-    table = LeaseTable()
-    yield table
-    for end in table._pipe:
-        os.close(end)
-
-
-@pytest.fixture
-def make(app, table):
+def make(app, leases):
     """`make(facts={"receive_count": 4})`: a request whose run was silent; `steps` says what follows."""
 
     def make(*, processes=True, facts=None, **options):
@@ -50,7 +41,7 @@ def make(app, table):
         holder = FakeHolder()
         delivery = held_delivery(holder, **(facts or {}))
         made = request(app.tasks["task"], delivery, processes=processes)
-        delivery.lease = table.take(delivery.deadline, pytest.fail)
+        delivery.lease = leases.take(delivery.deadline, pytest.fail)
         delivery.lease.last_sign = INACTIVE
         made.holder, made.steps, holder.settled = holder, steps, steps
         made.worker.pool.terminate_job = lambda pid, signal: steps.append((pid, signal))
@@ -127,8 +118,8 @@ def test_where_the_pool_cannot_end_it_one_warning_says_what_follows(make, caplog
     assert "has shown no life for 30 s, and its pool has no way to end it" in caplog.text
 
 
-def test_in_processes_it_is_ended_where_results_are_read(make, monkeypatch, table):
-    monkeypatch.setattr(worker_context, "lease_table", lambda: table)
+def test_in_processes_it_is_ended_where_results_are_read(make, monkeypatch, leases):
+    monkeypatch.setattr(worker_context, "lease_table", lambda: leases)
     one, called = make(), []
     one.worker.hub = SimpleNamespace(call_soon=called.append)
     end(one)
