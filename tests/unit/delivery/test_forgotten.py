@@ -9,7 +9,7 @@ from weakref import ref
 import pytest
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.core.settlements import Delete, Hide
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS, GARBAGE_LOOKS
 from celery_sqs_visibility.errors import AccessDeniedError
@@ -43,7 +43,7 @@ def is_live(world, **facts):
 
 @pytest.mark.usefixtures("polling")
 def test_a_place_that_no_message_has_is_seen_and_so_is_its_end(world, queue):
-    world.deliveries(queue, "a")[0].settle(Hide(5))
+    world.deliveries(queue, "a")[0].settle(Delete())
     world.consumer.capacity.hold(1)
     assert not is_live(world, forgotten=look(world))
     world.consumer.capacity.release()
