@@ -115,7 +115,7 @@ def test_modules_that_pages_for_contributors_name_exist(page):
 
 
 def test_every_thread_of_the_package_is_in_the_table():
-    table = (ROOT / "docs/contributing/threads.md").read_text()
+    table = (ROOT / "docs/contributing/drivers.md").read_text()
     sources = "".join(path.read_text() for path in (ROOT / "celery_sqs_visibility").rglob("*.py"))
     started = set(re.findall(r'f?"(sqs-[a-z]+(?:-[a-z]+)*)[-"]', sources)) - NO_THREADS
     assert len(started) > 20
