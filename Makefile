@@ -130,7 +130,7 @@ mutants: $(MUTANTS) ## Change a quarter of the code's places, SHARE=n, and see w
 	@cd build/mutants && for each in $(or $(MODULES),stores control worker delivery); do \
 		nice -n 10 $(CURDIR)/$(<D)/bin/python benchmarks/mutants.py $$each --share $(or $(SHARE),0.25) \
 			--least $(or $(LEAST),5) $(if $(AGAIN),--again) \
-			--write $(CURDIR)/docs/contributing/mutations.md || exit 1; \
+			--write $(CURDIR)/docs/contributing/tests.md || exit 1; \
 	done
 
 picture: $(INSTALLED) ## Draw the rooms of docs/architecture.md from the contracts in pyproject.toml

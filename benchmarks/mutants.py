@@ -2,7 +2,7 @@
 
     cd build/mutants
     python benchmarks/mutants.py control --share 0.1    # or a part of it: control/inbox
-    python benchmarks/mutants.py --write docs/contributing/mutations.md
+    python benchmarks/mutants.py --write docs/contributing/tests.md
 
 `make mutants` calls it. mutmut makes and runs the mutants, with three operators more than its own: it removes
 no statement, and forces neither a condition nor a result. Texts are left alone. Results are kept in
@@ -48,9 +48,9 @@ OTHER_TESTS = {
 SEED = 23
 KILLED = {"killed", "timeout", "segfault", "suspicious"}
 BEGIN, END = "<!-- made by `make mutants` -->\n", "<!-- end -->\n"
-HEADS = (
-    "| {} | mutants | tried | killed | equivalent | survived | share killed |\n|---|--:|--:|--:|--:|--:|--:|"
-)
+HEAD = """\
+| room | mutants | tried | killed | equivalent | survived | share killed |
+|---|--:|--:|--:|--:|--:|--:|"""
 
 
 def operator_removal(node):
@@ -234,37 +234,20 @@ def row(name, count):
     return " | ".join([f"| {name}", *map(str, numbers), f"{share} |"])
 
 
-def code(change):
-    return "<br>".join("`" + line.replace("|", "\\|") + "`" for line in change)
-
-
 def tables(results, reasons):
-    """The page's lines, of the results by room and module."""
-    total, rooms, modules, same = Counter(), [], [], []
-    for room, of_room in results.items():
-        by_module = {module: counts(result, reasons) for module, result in sorted(of_room.items())}
-        of_all = sum(by_module.values(), Counter())
-        rooms.append(row(f"`{room}/`", of_all))
-        modules += [row(f"`{module}`", count) for module, count in by_module.items()]
-        survivors = [each for result in of_room.values() for each in result["survivors"]]
-        same += [reason_row(each, reasons[key(each)]) for each in survivors if key(each) in reasons]
-        total += of_all
-    return [
-        *map(condition, results.values()),
-        *("", HEADS.format("room"), *rooms, row("all", total)),
-        *("", HEADS.format("module"), *modules),
-        *("", "## Equivalent mutants", "", "| function | change | reason |", "|---|---|---|", *same),
-    ]
+    """The page's lines, of the results by room."""
+    rooms = {
+        room: sum((counts(result, reasons) for result in of_room.values()), Counter())
+        for room, of_room in results.items()
+    }
+    rows = [row(f"`{room}/`", count) for room, count in rooms.items()]
+    return [*map(condition, results.values()), "", HEAD, *rows, row("all", sum(rooms.values(), Counter()))]
 
 
 def condition(of_room):
     last = max(of_room.values(), key=lambda each: each["date"])
     command = f"make mutants MODULES={last['part']} SHARE={last['share']:g} LEAST={last['least']}"
     return f"- `{command}`: {last['date']}, Python {last['python']}, {last['minutes']} minutes"
-
-
-def reason_row(mutant, reason):
-    return f"| `{mutant['module']}`: `{mutant['function']}` | {code(mutant['change'])} | {reason} |"
 
 
 def print_results(results, reasons):

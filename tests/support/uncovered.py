@@ -1,6 +1,7 @@
 """Lines and branches that no test runs, by function, each with its reason.
 
-`make coverage` writes the page. Reasons are kept in tests/uncovered.json, by file and function.
+`make coverage` writes the shares into the page, and prints functions without a reason. Reasons are kept in
+tests/uncovered.json, by file and function.
 """
 
 from __future__ import annotations
@@ -19,22 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "celery_sqs_visibility"
 REPORT = ROOT / "build/coverage/report.json"
 REASONS = ROOT / "tests/uncovered.json"
-PAGE = ROOT / "docs/contributing/coverage.md"
+PAGE = ROOT / "docs/contributing/tests.md"
 
-#: The reason of a function that has none yet.
-MISSING = "?"
 #: What the report and the reasons call a module's own lines.
 MODULE = ""
 
-HEAD = """\
+SHARES = """\
 On {system}, Python {python} and Celery {celery} all tests, in all their processes and threads, ran
 {lines} lines and {branches} branches of the package.
-
-| file | function | lines and branches | reason |
-|---|---|---|---|
 """
 #: The part of the page that is written.
-WRITTEN = re.compile(r"(?<=<!-- made by `make coverage` -->\n).*(?=<!-- end -->)", re.DOTALL)
+WRITTEN = re.compile(r"(?<=<!-- made by `make coverage` -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def reasons():
@@ -73,8 +69,8 @@ def not_run(function):
             yield f"{start}→{end if end > 0 else ''}"
 
 
-def rows(report, why):
-    """Of each function that is not run as a whole: its file, its name, its lines and branches, the reason."""
+def unexplained(report, why):
+    """Functions that are not run as a whole, and have no reason: each with its file and what is not run."""
     for path, file in sorted(report["files"].items()):
         name = path.removeprefix(f"{PACKAGE.name}/")
         places = defaultdict(list)
@@ -82,34 +78,29 @@ def rows(report, why):
             # A setter is "name@line", as its getter is.
             places[function.partition("@")[0]].extend(not_run(found))
         for function, of_function in places.items():
-            if of_function:
-                yield name, function, ", ".join(of_function), why.get(name, {}).get(function, MISSING)
+            if of_function and function not in why.get(name, {}):
+                yield f"{name}: {function or '(module)'}: {', '.join(of_function)}"
 
 
 def share(run, all_of_them):
     return f"{run:,} of {all_of_them:,} ({100 * run / all_of_them:.2f} %)"
 
 
-def written(report, why):
+def shares(report):
     totals = report["totals"]
-    head = HEAD.format(
+    return SHARES.format(
         system=platform.system(),
         python=platform.python_version(),
         celery=version("celery"),
         lines=share(totals["covered_lines"], totals["num_statements"]),
         branches=share(totals["covered_branches"], totals["num_branches"]),
     )
-    table = (
-        f"| `{file}` | {f'`{function}`' if function else '(module)'} | {places} | {reason} |\n"
-        for file, function, places, reason in rows(report, why)
-    )
-    return head + "".join(table)
 
 
 if __name__ == "__main__":
-    listed = written(json.loads(REPORT.read_text()), reasons())
-    PAGE.write_text(WRITTEN.sub(lambda _: listed, PAGE.read_text()))
-    without = listed.count(f"| {MISSING} |\n")
+    report = json.loads(REPORT.read_text())
+    PAGE.write_text(WRITTEN.sub(lambda _: shares(report), PAGE.read_text()))
+    lines = list(unexplained(report, reasons()))
     sys.stdout.write(
-        f"{without} functions are not run as a whole, for no reason given: {PAGE.relative_to(ROOT)}\n"
+        "\n".join([*lines, f"{len(lines)} functions are not run as a whole, and have no reason\n"])
     )

@@ -22,8 +22,6 @@ REFERENCE = {
         "benchmarks.md",
         "command-line.md",
         "contributing/contacts.md",
-        "contributing/coverage.md",
-        "contributing/mutations.md",
         "costs.md",
         "ends.md",
         "fidelity.md",
