@@ -99,8 +99,12 @@ def close_app(app: Celery) -> None:
 
     Celery closes none of a result backend; Redis' sockets would be found open when garbage is collected.
     """
+    from celery.backends.redis import RedisBackend  # noqa: PLC0415 - not in each worker process
+
     backend = getattr(app, "_backend", None) or getattr(getattr(app, "_local", None), "backend", None)
     app.close()
     kombu.pools.reset()
-    if (client := vars(backend).get("client") if backend else None) and hasattr(client, "connection_pool"):
+    if isinstance(backend, RedisBackend) and (client := vars(backend).get("client")):
+        backend.result_consumer.stop()
+        backend.result_consumer._pubsub = None  # or a collected result connects anew
         client.connection_pool.disconnect()

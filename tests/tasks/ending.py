@@ -10,6 +10,7 @@ from pathlib import Path
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
 from support.diary import note
+from support.naps import nap
 from work import Trouble, app, noting, stock_late
 
 __all__ = ["app"]
@@ -29,23 +30,23 @@ def tick():
 def unwound(self, key, seconds, cleanup):
     """A run that cleans up, for so many seconds."""
     try:
-        time.sleep(seconds)
+        nap(seconds)
     finally:
-        time.sleep(cleanup)
+        nap(cleanup)
         note("unwound", key=key)
 
 
 @noting(max_retries=0)
 def slow_once(self, key, seconds):
     """A run that may fail once only."""
-    time.sleep(seconds)
+    nap(seconds)
 
 
 @noting(max_retries=0)
 def failing_as_it_is_cut_short(self, key, seconds):
     """A run whose cleanup fails."""
     try:
-        time.sleep(seconds)
+        nap(seconds)
     finally:
         raise Trouble("the connection is closed")
 
@@ -53,7 +54,7 @@ def failing_as_it_is_cut_short(self, key, seconds):
 @stock_late
 def stock_late_slow(self, key, seconds):
     """A run of Celery's own base class."""
-    time.sleep(seconds)
+    nap(seconds)
 
 
 @worker_ready.connect(weak=False)

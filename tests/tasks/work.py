@@ -18,6 +18,7 @@ from celery.worker.request import Request
 from support.app import make_app, noting_of
 from support.diary import note
 from support.dying import Unpicklable, exit_now, kill_self
+from support.naps import nap
 
 from celery_sqs_visibility import VisibilityTask, publish_batch
 
@@ -110,9 +111,7 @@ def asking(self, key, timeout):
 
 @noting
 def slow(self, key, seconds):
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(0.05)
+    nap(seconds)
     return key
 
 
@@ -157,7 +156,7 @@ def softly_limited(self, key):
 @noting(error_visibility_timeout=1)
 def slow_then_failing(self, key, seconds):
     if self.request.retries == 0:
-        time.sleep(seconds)
+        nap(seconds)
     return fail_until(self, key, 1)
 
 
@@ -206,7 +205,7 @@ def stock(self, key):
 
 @noting(base=Task, acks_late=False)
 def stock_slow(self, key, seconds):
-    time.sleep(seconds)
+    nap(seconds)
 
 
 @stock_late(max_retries=2)
@@ -242,7 +241,7 @@ class WithARequestOfItsOwn(Task):
 
 @noting(base=WithARequestOfItsOwn, acks_late=True)
 def slow_with_a_request_of_its_own(self, key, seconds):
-    time.sleep(seconds)
+    nap(seconds)
 
 
 def call_itself():
