@@ -29,6 +29,7 @@ from celery_sqs_visibility.contacts.worker import (
     RESTART_HANDLER,
     WARM_HANDLER,
     call_at_close,
+    connecting,
     keep_prefetch_count,
 )
 from celery_sqs_visibility.delivery.lease_table import lease_table, open_lease_table
@@ -174,6 +175,7 @@ class Endings(SQSStep):
     def create(self, parent: Any) -> None:
         """Hear of every end."""
         call_at_close(parent, self._on_close)
+        connecting(parent).before.insert(0, self._replace_handlers)
         # Before Celery installs its signal handlers: connecting takes the lock that sending takes. The uid
         # is for Celery 5.5, which takes the methods of two workers for one.
         signals.worker_shutting_down.connect(
@@ -204,6 +206,7 @@ class Endings(SQSStep):
 
     def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
         """The worker was told to end. In a signal handler: no I/O, and no lock."""
+        self._replace_handlers()  # Celery has a new one now for a second SIGINT
         drain = self._drain
         if drain is None:
             return
@@ -220,7 +223,6 @@ class Endings(SQSStep):
             drain.begin(0 if self._cold else self._soft_timeout, cold=True)
             self._cold = True
             self._controller.exitcode = EX_FAILURE
-        self._replace_handlers()  # Celery has a new one now for a second SIGINT
 
     def _on_remote_shutdown(self) -> None:
         """Celery's command `shutdown` was received: as at SIGTERM. The thread of Celery's mailbox."""
@@ -260,8 +262,11 @@ class Endings(SQSStep):
             cast("Any", state).should_stop = EX_OK
 
     def _on_cold_signal(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
-        if self._drain is None or os.getpid() != self._pid:
+        if os.getpid() != self._pid:
             handler(number, frame)
+            return
+        if self._drain is None:  # it has not received yet, or has ended: it looks at the flag when it may
+            cast("Any", state).should_terminate = EX_FAILURE
             return
         if self._drain.interrupts_main_thread:
             if may_interrupt(frame):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from urllib.parse import urlsplit
 
@@ -152,12 +153,17 @@ def test_what_passes_is_not_waited_for_where_celery_is_told_not_to(make_site):
     assert_refused(site, "With broker_connection_retry_on_startup it would be waited for.")
 
 
-def test_a_worker_that_waits_can_be_told_to_stop(make_site):
+TERM, INT, QUIT = signal.SIGTERM, signal.SIGINT, signal.SIGQUIT
+
+
+@pytest.mark.parametrize(("number", "status"), [(TERM, 0), (INT, 0), (QUIT, 1)])
+def test_a_worker_that_waits_can_be_told_to_stop(make_site, number, status):
     site = make_site()
     site.proxy.inject(error("InternalFailure", 500))
     worker = site.start(pool="solo", ready=False).wait_for_log("cannot find the queue: ")
-    worker.terminate()
-    assert worker.wait_exit(10) == 0
+    worker.signal_main(number)
+    assert worker.wait_exit(10) == status
+    assert "Traceback" not in worker.log
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def consumer():
         controller=SimpleNamespace(exitcode=None),
         hostname=HOSTNAME,
         app=SimpleNamespace(conf=conf),
+        connect=lambda: None,
     )
 
 
@@ -176,9 +177,7 @@ def test_a_handler_that_is_not_celerys_is_left_alone(ending, consumer):
     assert signal.getsignal(signal.SIGTERM) is theirs
 
 
-def test_a_forked_child_and_a_worker_that_has_stopped_leave_a_cold_shutdown_to_celery(
-    ending, consumer, asked
-):
+def test_a_forked_child_leaves_a_cold_shutdown_to_celery(ending, consumer, asked):
     celerys = celerys_cold_handler(signal.SIGQUIT)
     ending.start(consumer)
     child = os.fork()
@@ -187,10 +186,22 @@ def test_a_forked_child_and_a_worker_that_has_stopped_leave_a_cold_shutdown_to_c
         os._exit(len(celerys))
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
-    ending.shutdown(consumer)
-    signal.raise_signal(signal.SIGQUIT)
-    assert celerys == [signal.SIGQUIT]
     assert asked == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGINT])
+@pytest.mark.parametrize("ended", [False, True])
+def test_before_it_has_connected_and_after_its_end_a_cold_shutdown_is_a_flag(consumer, asked, number, ended):
+    ending = Endings(consumer)
+    ending.create(consumer)
+    celerys = celerys_cold_handler(number)
+    consumer.connect()
+    if ended:
+        ending.start(consumer)
+        ending.shutdown(consumer)
+    signal.raise_signal(number)
+    assert state.should_terminate == 1
+    assert celerys == asked == []
 
 
 @pytest.mark.usefixtures("ending")

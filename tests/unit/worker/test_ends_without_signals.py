@@ -57,6 +57,7 @@ def consumer():
         controller=SimpleNamespace(exitcode=None),
         hostname=HOSTNAME,
         app=SimpleNamespace(conf=SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)),
+        connect=lambda: None,
     )
 
 
