@@ -101,8 +101,9 @@ reliability: $(INSTALLED) ## Run the tests of faults and rewrite the table of do
 soak: $(INSTALLED) ## Watch a worker at full load for ten minutes, or MINUTES=n
 	@$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
-model: $(INSTALLED) ## Try 200,000 steps of the model of a whole worker, or STEPS=n, or the world of SEED=n again
-	@cd tests && $(BIN)/python -m support.models.soak --steps $(or $(STEPS),200000) $(if $(SEED),--seed $(SEED))
+model: $(INSTALLED) ## Try 200,000 steps of two models, or STEPS=n of MODEL=holding or whole, or the world of SEED=n again
+	@cd tests && $(BIN)/python -m support.models.soak --steps $(or $(STEPS),200000) \
+		$(if $(MODEL),--model $(MODEL)) $(if $(SEED),--seed $(SEED))
 
 # Forty minutes, on a machine that does nothing else.
 bench: $(INSTALLED) $(EMULATOR) $(PEERS) ## Run the benchmarks and rewrite docs/benchmarks.md
