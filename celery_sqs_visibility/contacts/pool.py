@@ -60,8 +60,9 @@ def size_of(pool: Any) -> int:
     """How many tasks a pool without processes runs at once. Any thread.
 
     Celery's pools of greenlets have gevent's or eventlet's in their attribute `_pool`
-    (celery/concurrency/gevent.py: `TaskPool.grow`, which until 5.7 leaves `limit` as it is). Without it a
-    pool that has grown would not be given more, and one that has shrunk would hold what it cannot run.
+    (celery/concurrency/gevent.py: `TaskPool.grow`, which until 5.7 leaves `limit` as it is;
+    celery/concurrency/eventlet.py). Without it a pool that has grown would not be given more, and one that
+    has shrunk would hold what it cannot run.
     """
     size: int | None = getattr(getattr(pool, "_pool", None), "size", None)
     return pool.limit if size is None else size

@@ -73,6 +73,7 @@ class CeleryRequest(Request):
 class Connecting:
     """Takes the place of `Consumer.connect` (celery/worker/consumer/consumer.py), once for each consumer.
 
+    The step `Connection.start` calls it (celery/worker/consumer/connection.py).
     Without it a worker would receive before its queues are there, and answer no probe while it waits.
 
     Attributes:
