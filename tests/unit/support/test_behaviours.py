@@ -168,10 +168,14 @@ def test_a_replay_leaves_no_queue():
 def test_the_page_has_what_the_rows_have(tmp_path):
     path = tmp_path / "page.md"
     path.write_text(f"# Page\n\n{page.BEGIN}\n{page.END}\nend\n")
-    rows = [row(deviations={"moto": {"answer": {"bodies": []}, "why": "it forgets"}})]
+    deviations = {"moto": {"answer": {"bodies": []}, "why": "it forgets"}}
+    rows = [row(deviations=deviations, relied_on="tasks"), row(deviations=deviations)]
     page.write(path, rows)
     text = path.read_text()
-    assert "| A queue brings what was sent. | brings a |  | brings nothing (it forgets) |  |  |" in text
+    assert (
+        text.count("| A queue brings what was sent. | brings a |  | brings nothing (it forgets) |  |  |") == 1
+    )
+    assert "does not rely on the other 1 rows" in text
     assert text.endswith("\nend\n")
     assert page.is_current(text, rows)
-    assert not page.is_current(text, [row()])
+    assert not page.is_current(text, [row(relied_on="tasks"), row()])
