@@ -78,7 +78,6 @@ NAVIGATION = {
         "pausing",
         "flower",
         "health",
-        "health-over-http",
         "metrics",
         "traces",
         "logs-and-events",
