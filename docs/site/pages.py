@@ -48,7 +48,6 @@ NAVIGATION = {
         "long-tasks",
         "money",
         "exclusive-tasks",
-        "exclusive-stores",
         "delays",
         "beat",
         "aws-events",
