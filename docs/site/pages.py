@@ -73,7 +73,6 @@ NAVIGATION = {
         "doctor",
         "command-line",
         "remote-control",
-        "remote-control-queues",
         "pausing",
         "flower",
         "health",
