@@ -68,7 +68,6 @@ NAVIGATION = {
         "pools",
         "compatibility",
         "lambda",
-        "lambda-runs",
         "deploys",
         "doctor",
         "command-line",
