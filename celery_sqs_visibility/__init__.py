@@ -6,7 +6,6 @@ included, so a name is fetched from its module when it is first used.
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -118,15 +117,8 @@ _HOMES = {
     "task_message": "transport.task_message",
 }
 
-#: Former names, which work until the next minor version.
-_RENAMED = {"Facts": "DeliveryFacts", "message": "task_message"}
-
 
 def __getattr__(name: str) -> Any:
-    if name in _RENAMED:
-        told = f"{__name__}.{name} is now {_RENAMED[name]}; the former works until the next minor version"
-        warnings.warn(told, DeprecationWarning, stacklevel=2)
-        return __getattr__(_RENAMED[name])
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name, "errors" if name.endswith("Error") else "events")

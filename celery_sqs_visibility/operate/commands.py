@@ -26,9 +26,6 @@ MODULES: Final[dict[str, str]] = {
     "status": "status",
 }
 
-#: Former names of commands, which work until the next minor version.
-RENAMED: Final[dict[str, str]] = {"policy": "permissions"}
-
 
 class LazyGroup(click.Group):
     """Imports a command's module for the command alone, and for the list of them all."""
@@ -38,13 +35,7 @@ class LazyGroup(click.Group):
         return sorted(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, or `None` if there is none of that name. A former name is told, and works."""
-        if cmd_name in RENAMED:
-            from celery_sqs_visibility.operate.invocation import say  # noqa: PLC0415 - see above
-
-            new = RENAMED[cmd_name]
-            say(f"Warning: `celery sqs {cmd_name}` is now `celery sqs {new}`.", err=True)
-            cmd_name = new
+        """The command, or `None` if there is none of that name."""
         if cmd_name not in MODULES:
             return None
         module = import_module(f"celery_sqs_visibility.operate.{MODULES[cmd_name]}")

@@ -1,4 +1,4 @@
-"""Names of options: former, foreign, refused and misspelt ones.
+"""Names of options: foreign, refused and misspelt ones.
 
 A wrong name, or a wrong key of an option that is a mapping, is refused with the nearest valid one.
 """
@@ -6,52 +6,13 @@ A wrong name, or a wrong key of an option that is a mapping, is refused with the
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from celery_sqs_visibility.errors import OptionError
 
 T = TypeVar("T")
 
-
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-def _address(host: Any, port: Any) -> str:
-    shown = f"[{host}]" if ":" in str(host) else host or ""
-    return f"{shown}:{'' if port is None else port}"
-
-
-def _payload_url(bucket: Any, prefix: Any) -> str:
-    return f"s3://{bucket or ''}/{prefix or ''}"
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """The former names of an option, which work until the next minor version.
-
-    Attributes:
-        former: the names.
-        carry: makes the present option's value of theirs, in this order; a name that is not set gives `None`.
-    """
-
-    former: tuple[str, ...]
-    carry: Callable[..., Any] = _unchanged
-
-
-#: Options that have former names, by the present one.
-RENAMED: Final[Mapping[str, Renaming]] = {
-    "coordination_store": Renaming(("exclusive_store",)),
-    "http_address": Renaming(("http_host", "http_port"), _address),
-    "payload_store": Renaming(("payload_bucket", "payload_prefix"), _payload_url),
-    "when_exhausted": Renaming(("on_exhausted",)),
-    "when_lost": Renaming(("on_lost",)),
-}
-
-#: The present name, by the former one.
-PRESENT_NAMES: Final = {former: name for name, renaming in RENAMED.items() for former in renaming.former}
 
 #: Options of kombu and Celery in the same mapping.
 OTHER_PEOPLES_OPTIONS: Final = frozenset(
@@ -202,31 +163,6 @@ def option_name(field_name: str) -> str:
 def set_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
     """The keys that are set, as kombu sees it, and their values."""
     return {key: inner for key, inner in value.items() if inner is not None and inner != ""}
-
-
-def carried_over(given: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Options that have former names in `given`: the present name, the former ones, and the value."""
-    for name, renaming in RENAMED.items():
-        if former := [each for each in renaming.former if each in given]:
-            yield name, " and ".join(former), renaming.carry(*map(given.get, renaming.former))
-
-
-def former_names(given: Mapping[str, Any]) -> dict[str, str]:
-    """The former names in transport options, those of queues included, with the present ones.
-
-    The options may be those of an app on kombu's transport, which nobody has checked.
-    """
-    queues = given.get("queues")
-    places = [given, *(queues.values() if isinstance(queues, Mapping) else ())]
-    names = {name for place in places if isinstance(place, Mapping) for name in place}
-    return {former: name for former, name in PRESENT_NAMES.items() if former in names}
-
-
-def renamed(noun: str, former: str) -> str:
-    """A warning about a former name of something, such as an option."""
-    return (
-        f"the {noun} {former} is now {PRESENT_NAMES[former]}; the former works until the next minor version"
-    )
 
 
 def together(errors: Sequence[OptionError]) -> OptionError:

@@ -22,10 +22,8 @@ from celery_sqs_visibility.policy.exclusive import (
 from celery_sqs_visibility.policy.option_names import (
     OTHER_PEOPLES_OPTIONS,
     OTHER_TRANSPORTS,
-    PRESENT_NAMES,
     REMEDIES,
     all_of,
-    carried_over,
     check_keys,
     option_name,
     set_keys,
@@ -231,28 +229,17 @@ def _glob(name: str, glob: Any) -> str:
 def _entry(name: str, options: Any) -> dict[str, Any]:
     declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
     given = instance_of(Mapping, "a mapping of options")(name, options)
-    present = [key for key in given if PRESENT_NAMES.get(key) not in declared]
-    check_keys(name, present, sorted(declared), "option")
+    check_keys(name, given, sorted(declared), "option")
     return _parsed(declared, given, lambda key: f"{name}[{key!r}]")
 
 
 def _parsed(
     parsers: Mapping[str, Parser], given: Mapping[str, Any], shown: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The values of the options that are set, by their present names; an error calls an option as `shown`."""
-    given = set_keys(given)
-    carried = list(carried_over(given))
-    named = [(name, shown(name), value) for name, value in given.items() if name in parsers]
-    named += [(name, f"{shown(name)} (given as {former})", value) for name, former, value in carried]
-    done = all_of(partial(parsers[name], as_shown, value) for name, as_shown, value in named)
-    own = len(named) - len(carried)
-    values = {name: parsed for (name, *_), parsed in zip(named[:own], done[:own], strict=True)}
-    for (name, former, _), parsed in zip(carried, done[own:], strict=True):
-        if values.setdefault(name, parsed) != parsed:
-            raise OptionError(
-                f"expected {shown(name)} alone, got its former name {former} beside it, with another value"
-            )
-    return values
+    """The values of the options that are set; an error calls an option as `shown`."""
+    given = {name: value for name, value in set_keys(given).items() if name in parsers}
+    parsed = all_of(partial(parsers[name], shown(name), value) for name, value in given.items())
+    return dict(zip(given, parsed, strict=True))
 
 
 def entry_for(entries: Entries, queue: str) -> str | None:
@@ -549,7 +536,7 @@ class Options(ContentOptions, SharedOptions):
     @classmethod
     def known_names(cls) -> frozenset[str]:
         """The names that `broker_transport_options` may have, those of kombu and Celery among them."""
-        return OTHER_PEOPLES_OPTIONS | PRESENT_NAMES.keys() | {option_name(f.name) for f in fields(cls)}
+        return OTHER_PEOPLES_OPTIONS | {option_name(f.name) for f in fields(cls)}
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -735,16 +722,7 @@ connection is made, with a sentence that names the option, the value, the bound 
 several are told at once. `celery worker` and `celery beat` end with that sentence and exit status 1. `None`
 and empty text mean the default.
 
-{table}
-## Former names
-
-They work until the next minor version, with a `DeprecationWarning`, a line in the worker's log and a note
-of `celery sqs doctor`. So do settings of tasks under a former name of this list. A former name beside the
-present one is refused if their values differ.
-
-| former name | present name |
-|---|---|
-{former}"""
+{table}"""
 
 
 def reference_table() -> str:
@@ -758,11 +736,6 @@ def reference_table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def former_names_table() -> str:
-    """The rows of the former names in the reference."""
-    return "".join(f"| `{former}` | `{name}` |\n" for former, name in sorted(PRESENT_NAMES.items()))
-
-
 def reference() -> str:
     """The page docs/options.md."""
-    return REFERENCE.format(table=reference_table(), former=former_names_table())
+    return REFERENCE.format(table=reference_table())

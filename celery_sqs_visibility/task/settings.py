@@ -6,7 +6,6 @@ Celery takes any option of a task, also a misspelt one, and makes an attribute o
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable
 from inspect import getattr_static, isfunction, signature
 from typing import Any, Final
@@ -17,7 +16,7 @@ from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
-from celery_sqs_visibility.policy.option_names import PRESENT_NAMES, renamed, set_keys
+from celery_sqs_visibility.policy.option_names import set_keys
 from celery_sqs_visibility.policy.option_parsers import when_exhausted, when_lost
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.run_limits import parse_inactivity_timeout
@@ -39,9 +38,6 @@ SETTINGS: Final = (
 
 #: Those that are transport options, too.
 TRANSPORT_OPTIONS: Final = ("when_exhausted", "when_lost", "exclusive_ttl")
-
-#: The former names of these, with the present ones.
-FORMER: Final = {former: name for former, name in PRESENT_NAMES.items() if name in TRANSPORT_OPTIONS}
 
 #: The values of the settings that take a word.
 WORDS: Final = {
@@ -73,27 +69,9 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
         )
     _refuse_misspelt(cls, known)
     cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
-    _check_transport_options(cls)
+    Options.parse(set_keys({name: getattr(cls, name) for name in TRANSPORT_OPTIONS}))
     parse_sqs_event("sqs_event", cls.sqs_event)
     sqs_event_per("sqs_event_per", cls.sqs_event_per)
-
-
-def _check_transport_options(cls: type[Any]) -> None:
-    """Check the settings that are transport options; give those with a former name the present one.
-
-    Of a class that has both names the nearest in the inheritance counts.
-    """
-    given: dict[str, Any] = {}
-    for name in TRANSPORT_OPTIONS:
-        names = [former for former in FORMER if FORMER[former] == name]
-        nearest = next(vars(each) for each in cls.__mro__ if {name, *names} & vars(each).keys())
-        given[name] = nearest.get(name)
-        given |= {former: value for former in names if not _is_member(value := nearest.get(former))}
-    given = set_keys(given)
-    Options.parse(given)
-    for former in given.keys() & FORMER.keys():
-        setattr(cls, FORMER[former], given[former])
-        warnings.warn(f"task {cls.name!r}: {renamed('setting', former)}", DeprecationWarning, stacklevel=2)
 
 
 def _is_member(value: Any) -> bool:
@@ -105,10 +83,10 @@ def _refuse_misspelt(cls: type[Any], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
     # By dir(): to look at `Task.app` would bind the class.
-    for name in sorted(name for name in own.difference(dir(known), FORMER) if not name.startswith("_")):
-        near = difflib.get_close_matches(name, (*SETTINGS, *FORMER), n=1, cutoff=SIMILARITY)
+    for name in sorted(name for name in own.difference(dir(known)) if not name.startswith("_")):
+        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
         if near and (near == [SETTINGS[0]] or not _is_member(getattr_static(cls, name))):
-            raise ValueError(f"there is no setting {name!r}: did you mean {FORMER.get(near[0], near[0])!r}?")
+            raise ValueError(f"there is no setting {name!r}: did you mean {near[0]!r}?")
 
 
 def _is_setting(name: str, value: Any) -> bool:
@@ -116,15 +94,10 @@ def _is_setting(name: str, value: Any) -> bool:
     if name == "exclusive":
         # A callable of (args, kwargs); a method of the user's has `self`.
         return value is True or (isfunction(value) and len(signature(value).parameters) == 2)  # noqa: PLR2004
-    words = WORDS.get(FORMER.get(name, name))
+    words = WORDS.get(name)
     if words is None:
         return value is not None and not isinstance(value, property)
     return isinstance(value, str) and value in words
-
-
-def former_settings(task: Any) -> set[str]:
-    """The settings that a task has under their former names."""
-    return {former for former in FORMER if _is_setting(former, getattr_static(task.__class__, former, None))}
 
 
 def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
@@ -132,7 +105,7 @@ def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
     for task in tasks:
         if isinstance(task, RetryDecisions):
             continue
-        for name in (*SETTINGS, *FORMER):
+        for name in SETTINGS:
             value = getattr_static(task.__class__, name, None)
             if _is_setting(name, value):
                 sentence = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import threading
-import warnings
 from functools import partial
 from importlib.metadata import version
 from typing import Any, ClassVar, Final
@@ -20,7 +19,6 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.option_names import former_names, renamed
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -79,8 +77,6 @@ class Transport(virtual.Transport):
             accept(client.transport_options)
         except OptionError as error:
             raise shown_in_one_line(error) from None
-        for former in former_names(client.transport_options):
-            warnings.warn(renamed("transport option", former), DeprecationWarning, stacklevel=2)
         # kombu left the URL as it is, and shows a connection's host in many places.
         broker = self.broker
         client.hostname, client.port = broker.host, broker.port

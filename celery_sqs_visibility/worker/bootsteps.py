@@ -53,7 +53,6 @@ from celery_sqs_visibility.worker.startup import (
     QueuesFirst,
     ask_store,
     warn_of_clamped,
-    warn_of_former_names,
 )
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -93,7 +92,6 @@ class Deliveries(SQSStep):
         with parent.app.connection_for_read() as connection:
             given = connection.transport.client.transport_options
             warn_of_clamped(given)
-            warn_of_former_names(given, parent.app.tasks.values())
             context = connection.transport.context
             context.slots = partial(slots_of, parent, self._worker)
             context.loop_late = self._worker.loop_late

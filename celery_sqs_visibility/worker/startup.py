@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
 
@@ -47,10 +47,8 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.option_names import former_names
 from celery_sqs_visibility.policy.options import Options, beyond_horizon
 from celery_sqs_visibility.stores.port import ExclusiveStore
-from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import refuse_type, use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
@@ -75,8 +73,6 @@ CLAMPED: Final = (
     "%s is longer than SQS hides a message, and 12 hours are used: a killed worker's message comes back "
     "after these. Set minutes; the heartbeat extends it for as long as a task runs"
 )
-
-RENAMED: Final = "former names work until the next minor version only: %s"
 
 NO_STORE: Final = (
     "exclusive tasks do not run, and their messages come back, while the store of their keys refuses: %s"
@@ -230,15 +226,6 @@ def warn_of_clamped(given: Mapping[str, Any]) -> None:
     if beyond := beyond_horizon(given):
         told = ", ".join(f"{option}={value}" for option, value in beyond.items())
         logger.warning(CLAMPED, told)
-
-
-def warn_of_former_names(given: Mapping[str, Any], tasks: Iterable[Any]) -> None:
-    """Log one line where transport options, or settings of the tasks, have names of the release before."""
-    settings = {former for task in tasks for former in former_settings(task)}
-    told = [f"option {former}, now {name}" for former, name in former_names(given).items()]
-    told += [f"setting {former} of tasks, now {FORMER[former]}" for former in sorted(settings)]
-    if told:
-        logger.warning(RENAMED, "; ".join(told))
 
 
 def ask_store(store: ExclusiveStore) -> None:

@@ -43,14 +43,6 @@ def test_every_name_of_the_face_has_a_home_and_no_other_is_an_attribute():
         _ = celery_sqs_visibility.Novelty
 
 
-@pytest.mark.parametrize(("former", "name"), [("Facts", "DeliveryFacts"), ("message", "task_message")])
-def test_a_former_name_of_the_face_is_imported_with_a_warning_and_not_listed(former, name):
-    with pytest.warns(DeprecationWarning, match=f"celery_sqs_visibility.{former} is now {name}; the former"):
-        assert getattr(celery_sqs_visibility, former) is getattr(celery_sqs_visibility, name)
-    assert name in celery_sqs_visibility.__all__
-    assert former not in dir(celery_sqs_visibility)
-
-
 @pytest.mark.parametrize(
     ("kind", "known"),
     [

@@ -57,7 +57,6 @@ OLD_WORDS = {
     r"\b(?:a|the|no|this|that|which|of) rights?\b(?! away)|\brights\b": "permission",
     r"\b(?:have|has|had) (?:it|them|kombu|Celery|SQS|(?:a|the) \w+) \w+ed by\b": "subject, verb, object",
     r"\bpeople\b": "operators, or readers",
-    r"\b(?:on_lost|on_exhausted|exclusive_store)\b": "the present name",
     r"\b(?:so|that) (?:much|many) (?:waits?|holds?|keeps?|stays?)\b": "the noun",
     r"\b(?:lest|whence|thereof|hereby|in vain)\b": "a plainer word",
 }

@@ -29,7 +29,6 @@ CHECKS = (
     setting_checks.check_priorities,
     setting_checks.check_settings,
     setting_checks.check_remote_control,
-    setting_checks.check_former_names,
     setting_checks.check_polls,
     queue_checks.check_queue_delays,
     setting_checks.check_unknown_permissions,

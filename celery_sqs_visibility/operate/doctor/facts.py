@@ -134,7 +134,6 @@ class Facts:
         unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
-        former_names: names of the release before, of options and settings of tasks, with the present ones.
         store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
         store_remedy: what to do about it, where that is known.
     """
@@ -147,7 +146,6 @@ class Facts:
     unbound: Mapping[str, str] = field(default_factory=dict)
     scheduled: Mapping[str, str | None] = field(default_factory=dict)
     task_names: frozenset[str] = frozenset()
-    former_names: Mapping[str, str] = field(default_factory=dict)
     store_problem: str = ""
     store_remedy: str = ""
     command: str = "celery sqs"

@@ -44,14 +44,12 @@ from celery_sqs_visibility.operate.permission_table import (
     RECEIVE,
     SEND,
 )
-from celery_sqs_visibility.policy.option_names import former_names
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_attributes import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.policy.retry_delays import choose_delay
 from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.task.settings import FORMER, former_settings
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.task_queues import queue_of_task
@@ -93,7 +91,6 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         unbound=unbound,
         scheduled=scheduled_tasks(app),
         task_names=frozenset(app.tasks),
-        former_names=_former_names(app),
         store_problem=(problem := _store_problem(broker)),
         store_remedy=_table_to_create(broker) if NO_TABLE in problem else "",
         command=own_command(),
@@ -101,11 +98,6 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         if options.remote_control
         else {},
     )
-
-
-def _former_names(app: Celery) -> dict[str, str]:
-    settings = {former: FORMER[former] for task in app.tasks.values() for former in former_settings(task)}
-    return {**former_names(app.conf.broker_transport_options), **settings}
 
 
 def _store_problem(broker: BrokerContext) -> str:

@@ -260,18 +260,6 @@ def check_priorities(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def check_former_names(facts: Facts) -> Iterator[Finding]:
-    """Options, and settings of tasks, under names of the release before."""
-    for former, name in facts.former_names.items():
-        yield Finding(
-            Severity.NOTE,
-            f"option or setting {former}",
-            f"it is a former name of {name}",
-            "It works until the next minor version, which refuses it.",
-            f"write {name}; docs/options.md has the form of its value",
-        )
-
-
 def check_polls(facts: Facts) -> Iterator[Finding]:
     """Idle workers that make too many requests, or sleep while there is work."""
     for entry, own, names in facts.options_of_queues():

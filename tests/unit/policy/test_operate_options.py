@@ -29,11 +29,6 @@ def test_a_host_is_an_address_or_a_name(given, host):
     assert str(address) == given
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost"])
-def test_a_host_and_a_port_under_their_former_names_are_an_address(host):
-    assert Options.parse({"http_port": "80", "http_host": host}).http_address == (host, 80)
-
-
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
@@ -58,11 +53,6 @@ def test_a_host_and_a_port_under_their_former_names_are_an_address(host):
                 *("http://x:80", "x:80/metrics", "x y:80", "[::1:80"),
             )
         ),
-        ({"http_port": 0}, r"http_address \(given as http_port\) to be 'HOST:PORT'.* got ':0'"),
-        ({"http_port": True}, "port from 1 to 65535, got ':True'"),
-        ({"http_port": 80, "http_host": "http://x"}, "http_address .given as http_host and http_port. to be"),
-        ({"http_port": 80, "http_host": "x:80"}, r"got '\[x:80\]:80'"),
-        ({"http_host": "0.0.0.0"}, r"http_address \(given as http_host\) to be .* got '0.0.0.0:'"),
     ],
 )
 def test_a_wrong_option_is_refused_with_a_sentence(given, sentence):

@@ -9,7 +9,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.task.settings import former_settings, refuse_on_other_tasks, warn_of_another_broker
+from celery_sqs_visibility.task.settings import refuse_on_other_tasks, warn_of_another_broker
 
 
 def run():
@@ -22,7 +22,6 @@ def run():
         ("error_visiblity_timeout", "error_visibility_timeout"),
         ("error_visibility_timeouts", "error_visibility_timeout"),
         ("when_exausted", "when_exhausted"),
-        ("on_exausted", "when_exhausted"),
         ("sqs_events", "sqs_event"),
     ],
 )
@@ -50,13 +49,13 @@ def test_the_settings_of_an_app_still_annotate_its_tasks(app):
 
 def test_members_of_the_users_own_are_let_be(app):
     class Base(VisibilityTask):
-        _on_lost = "terminate"
+        _when_lost = "terminate"
 
         def on_exhaust(self):
             """A method."""
 
         @property
-        def on_losts(self):
+        def when_losts(self):
             """A property."""
 
     app.task(name="right", base=Base, shared=False)(run)
@@ -75,9 +74,7 @@ def test_names_of_the_users_own_are_let_be(app):
     [
         {"error_visibility_timeout": 60},
         {"when_lost": "terminate"},
-        {"on_lost": "terminate"},
         {"when_exhausted": "keep"},
-        {"on_exhausted": "keep"},
         {"exclusive": True},
         {"exclusive": lambda args, kwargs: args[0]},
         {"exclusive_ttl": 60},
@@ -91,26 +88,6 @@ def test_a_setting_of_a_task_that_is_no_visibility_task_is_refused(app, options)
     task = app.task(name="plain", base=Task, shared=False, **options)(run)
     with pytest.raises(ImproperlyConfigured, match=f"task 'plain' has {name}=.*give the task base=Visib"):
         refuse_on_other_tasks([task])
-
-
-def test_a_setting_under_its_former_name_works_with_a_warning(app):
-    task = app.task(name="late", shared=False, lazy=True, on_lost="terminate")(run)
-    with pytest.warns(DeprecationWarning, match="task 'late': the setting on_lost is now when_lost"):
-        app.finalize()
-    assert task.when_lost == "terminate"
-    assert former_settings(app.tasks["late"]) == {"on_lost"}
-
-
-def test_of_both_names_of_a_setting_the_nearest_class_counts_and_one_class_may_not_differ(app):
-    class Base(VisibilityTask):
-        abstract = True
-        on_lost = "terminate"
-
-    near = app.task(name="near", base=Base, shared=False, when_lost="continue")(run)
-    app.finalize()
-    assert near.when_lost == "continue"
-    with pytest.raises(ImproperlyConfigured, match="when_lost alone, got its former name on_lost beside it"):
-        app.task(name="both", shared=False, on_lost="terminate", when_lost="continue")(run)
 
 
 def test_tasks_of_ours_and_hooks_of_the_users_own_are_let_be(app):

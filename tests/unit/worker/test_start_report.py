@@ -110,17 +110,6 @@ def test_a_name_that_is_the_same_is_said_once(sqs, report):
     )
 
 
-def test_former_names_are_told_in_one_line_if_there_are_any(caplog):
-    class Late:
-        on_lost = "terminate"
-
-    startup.warn_of_former_names({"when_lost": "terminate"}, [object()])
-    assert not caplog.messages
-    startup.warn_of_former_names({"queues": {}, "on_lost": "terminate"}, [Late(), Late()])
-    (told,) = caplog.messages
-    assert told.endswith(": option on_lost, now when_lost; setting on_lost of tasks, now when_lost")
-
-
 @pytest.mark.parametrize(
     ("order", "told"),
     [("fair", ""), ("strict", "; strict order, place 2"), ("weighted", "; weighted order, weight 3")],

@@ -314,12 +314,6 @@ FOUND = [
     ),
     (run_checks.check_repeats, NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
     (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
-    (
-        setting_checks.check_former_names,
-        NOTE,
-        facts(former_names={"on_lost": "when_lost"}),
-        "write when_lost",
-    ),
     (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
