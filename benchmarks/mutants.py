@@ -156,7 +156,7 @@ def try_mutants(part, share, least, processes):
     mutmut._run([name for each in names.values() for name in each], processes)
     conditions = {
         "part": part,
-        "date": f"{dt.datetime.now(tz=dt.timezone.utc).date()}",
+        "date": f"{dt.datetime.now(tz=dt.UTC).date()}",
         "python": platform.python_version(),
         "share": share,
         "least": least,

@@ -31,7 +31,7 @@ def named_run(arguments, servers):
         [*git, "describe", "--always", "--dirty"], check=False, capture_output=True, text=True
     )
     return {
-        "date": dt.datetime.now(dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": commit.stdout.strip() or "unknown",
         "cores": os.cpu_count(),
         "load": [round(load, 2) for load in os.getloadavg()],

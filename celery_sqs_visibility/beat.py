@@ -12,7 +12,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -221,7 +221,7 @@ def _interval(entry: Any) -> float:
 def _align(entry: Any) -> Any:
     """Count an interval from its last multiple, not from when beat started, or was late."""
     if every := _interval(entry):
-        ran: datetime = maybe_make_aware(entry.last_run_at).astimezone(timezone.utc)
+        ran: datetime = maybe_make_aware(entry.last_run_at).astimezone(UTC)
         entry.last_run_at = ran - timedelta(seconds=ran.timestamp() - on_grid(ran.timestamp(), every))
     return entry
 
@@ -292,7 +292,7 @@ def latest(after: Callable[[float], float], since: float, now: float) -> float:
 
 def due_key(name: str, due: float) -> str:
     """`name@due`, as SQS takes it for a MessageDeduplicationId; another name has its hash there."""
-    instant = datetime.fromtimestamp(due, timezone.utc).isoformat().replace("+00:00", "Z")
+    instant = datetime.fromtimestamp(due, UTC).isoformat().replace("+00:00", "Z")
     key = f"{name}@{instant}"
     if len(key) <= DEDUPLICATION_ID_CHARACTERS and _LEGAL.fullmatch(key):
         return key

@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery import current_task, signals
@@ -75,9 +75,9 @@ class JSONFormatter(logging.Formatter):
 def _moment(record: logging.LogRecord) -> datetime:
     """The time of the record; now, if that is invalid."""
     try:
-        return datetime.fromtimestamp(record.created, timezone.utc)
+        return datetime.fromtimestamp(record.created, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
-        return datetime.now(timezone.utc)
+        return datetime.now(UTC)
 
 
 def log_json(*, life_cycle: bool = True) -> None:

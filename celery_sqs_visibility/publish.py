@@ -180,5 +180,4 @@ def _close(batch: Batch) -> PublishError | None:
 def _note(error: BaseException, event: str, unsent: str) -> None:
     """Log what was not sent, and add a note of it to the exception."""
     logger.error("%s: %s", event, unsent)
-    # As add_note(), which Python has from 3.11 on.
-    error.__notes__ = [*getattr(error, "__notes__", []), unsent]  # type: ignore[attr-defined]
+    error.add_note(unsent)

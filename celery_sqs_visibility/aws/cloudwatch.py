@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
@@ -62,8 +62,8 @@ class CloudWatch:
             some = metrics[first : first + METRICS_A_REQUEST]
             query: dict[str, Any] = {
                 "MetricDataQueries": [_query(first + i, metric, span) for i, metric in enumerate(some)],
-                "StartTime": datetime.fromtimestamp(span.start, timezone.utc),
-                "EndTime": datetime.fromtimestamp(span.end, timezone.utc),
+                "StartTime": datetime.fromtimestamp(span.start, UTC),
+                "EndTime": datetime.fromtimestamp(span.end, UTC),
                 "ScanBy": "TimestampDescending",
             }
             while True:

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 from copy import copy
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from http.client import HTTPException
 from ssl import SSLError
@@ -424,7 +424,7 @@ class SignedForm:
 
 def time_now() -> str:
     """Return the wall clock's time as a signature has it."""
-    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), timezone.utc).strftime(TIME_FORMAT)
+    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).strftime(TIME_FORMAT)
 
 
 def _before_signing(request: Any) -> Any:

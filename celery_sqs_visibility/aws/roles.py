@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredenti
     advisory, mandatory = renewal_times(settings)
     # Expired from the start, so that the first request fetches them. botocore's Deferred... would do so
     # too, but it renews 15 minutes before the end: for 15-minute credentials at every single request.
-    past = datetime.fromtimestamp(0, timezone.utc)
+    past = datetime.fromtimestamp(0, UTC)
     return RefreshableCredentials(
         "", "", "", past, refresh, "assume-role", advisory_timeout=advisory, mandatory_timeout=mandatory
     )

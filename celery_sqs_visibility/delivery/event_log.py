@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final
 from weakref import ref
@@ -82,7 +82,7 @@ def _text(key: str, value: object) -> str | None:
     if key == "kept" and not value:  # as with most
         return None
     if key == EPOCH_FIELD and isinstance(value, (int, float)):
-        return f"{datetime.fromtimestamp(value, timezone.utc):%Y-%m-%dT%H:%M:%SZ}" if value else None
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%dT%H:%M:%SZ}" if value else None
     if isinstance(value, float):
         return f"{value:.1f}".removesuffix(".0")
     return None if value is None else str(value)

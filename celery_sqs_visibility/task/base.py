@@ -18,7 +18,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial, wraps
 from importlib import import_module
 from inspect import getattr_static
@@ -72,7 +72,7 @@ from celery_sqs_visibility.task.tracing import (
 from celery_sqs_visibility.visibility import Visibility
 
 if TYPE_CHECKING:
-    from typing_extensions import Self  # in `typing` from Python 3.11 on
+    from typing import Self  # in `typing` from Python 3.11 on
 
 
 #: (task, method, args, kwargs), where the method takes these args: calls it.
@@ -314,7 +314,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         """Seconds until an instant; seconds, and `None`, are returned as they are."""
         if not isinstance(when, datetime):
             return when  # type: ignore[no-any-return]
-        return (maybe_make_aware(when, self.app.timezone) - datetime.now(timezone.utc)).total_seconds()
+        return (maybe_make_aware(when, self.app.timezone) - datetime.now(UTC)).total_seconds()
 
     def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
         """Retry with the message itself, hidden for the delay.

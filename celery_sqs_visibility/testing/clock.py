@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any, Final
 
 from celery import Celery
@@ -98,7 +98,7 @@ def reading_in_app(app: Celery, clock: TurnedClock) -> Iterator[None]:
     """Inside, the app's ETAs count from that clock, too."""
 
     def now() -> datetime:
-        return datetime.fromtimestamp(clock.wall(), timezone.utc).astimezone(app.timezone)
+        return datetime.fromtimestamp(clock.wall(), UTC).astimezone(app.timezone)
 
     with replaced(app, "now", now):
         yield

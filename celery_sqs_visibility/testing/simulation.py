@@ -49,7 +49,7 @@ from celery_sqs_visibility.testing.worker import Worker
 from celery_sqs_visibility.testing.world import World
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T")
 

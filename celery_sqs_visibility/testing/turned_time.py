@@ -11,7 +11,7 @@ from celery_sqs_visibility.testing.account import MessageAccount
 from celery_sqs_visibility.testing.world import World
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class TurnedTime:

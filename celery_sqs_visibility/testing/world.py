@@ -38,7 +38,7 @@ from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import take_events
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: A message that was received so often is taken for one that never ends.
 MOST_RECEIVES: Final = 1000

@@ -6,15 +6,13 @@ A body is kombu's message as JSON, base64-encoded or not (kombu/transport/SQS/__
 
 from __future__ import annotations
 
-import base64
 import binascii
 import codecs
 import json
 import re
-import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
@@ -57,12 +55,8 @@ USUAL_ENCODINGS: Final = ("utf-8", "binary")
 #: As kombu's `dumps`, without a new encoder for each message.
 _encode: Final = JSONEncoder().encode
 
-#: Decodes base64, and refuses any other text. Python 3.11 has that in C.
-_decode_base64: Final[Callable[[str], bytes]] = (
-    partial(binascii.a2b_base64, strict_mode=True)  # type: ignore[call-arg]  # types are those of Python 3.10
-    if sys.version_info >= (3, 11)
-    else partial(base64.b64decode, validate=True)
-)
+#: Decodes base64, and refuses any other text.
+_decode_base64: Final[Callable[[str], bytes]] = partial(binascii.a2b_base64, strict_mode=True)
 
 #: The group of a FIFO queue's messages that name none, as in kombu.
 DEFAULT_GROUP: Final = "default"
@@ -281,7 +275,7 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
 
 def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, Any]:
     """The headers of a task that is to wait for another ETA, in seconds since the epoch."""
-    instant = datetime.fromtimestamp(eta, timezone.utc).isoformat()
+    instant = datetime.fromtimestamp(eta, UTC).isoformat()
     return {**headers, "eta": instant, "retries": retries}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any, Final, cast
 
@@ -451,9 +451,9 @@ def _seconds(done: Any) -> float | None:
     """
     if isinstance(done, str):
         try:
-            done = datetime.fromisoformat(done.replace("Z", "+00:00"))
+            done = datetime.fromisoformat(done)
         except ValueError:
             return None
     if not isinstance(done, datetime):
         return None
-    return (done if done.tzinfo else done.replace(tzinfo=timezone.utc)).timestamp()
+    return (done if done.tzinfo else done.replace(tzinfo=UTC)).timestamp()

@@ -10,12 +10,8 @@ import os
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

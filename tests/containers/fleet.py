@@ -26,7 +26,7 @@ from support.diary import Diary
 from support.processes import wait_until
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 PORT = 5000
 READY_SECONDS = 90

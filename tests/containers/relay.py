@@ -11,7 +11,7 @@ import contextlib
 import json
 import re
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 CHUNK_BYTES = 65536
 MOST_SKEW = timedelta(minutes=15)
@@ -26,8 +26,8 @@ def refusal(head: bytes) -> bytes | None:
     """The answer to a request with a wrong date; `None` to others."""
     if (signed := SIGNED.search(head)) is None:
         return None
-    date = datetime.strptime(signed[1].decode(), SIGNED_FORMAT).replace(tzinfo=timezone.utc)
-    now = datetime.now(timezone.utc)
+    date = datetime.strptime(signed[1].decode(), SIGNED_FORMAT).replace(tzinfo=UTC)
+    now = datetime.now(UTC)
     if abs(date - now) <= MOST_SKEW:
         return None
     what = "Signature not yet current" if date > now else "Signature expired"

@@ -20,8 +20,7 @@ from support.processes import GuardedProcess, free_port, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from typing_extensions import Self
+    from typing import Self
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "docs/airflow.md"

@@ -10,7 +10,7 @@ from selenium.webdriver.common.by import By
 from support.programs import program
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Browser:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from support.processes import GuardedProcess, free_port
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: What every program of a test finds, and nothing of the developer's own account, nor of the machine's role.
 CREDENTIALS = {

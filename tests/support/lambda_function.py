@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from celery import Celery, Task
 from celery.backends import cache
@@ -92,7 +92,7 @@ class World:
     def send_with_eta(self, key, seconds, **kwargs):
         """As a publisher does whose delay ends `seconds` before the ETA."""
         body = json.loads(task_message("note", [key], task_id=key))
-        eta = datetime.fromtimestamp(self.clock.wall() + seconds, timezone.utc)
+        eta = datetime.fromtimestamp(self.clock.wall() + seconds, UTC)
         body["headers"]["eta"] = eta.isoformat()
         factories.send(self.queue, json.dumps(body), **kwargs)
 

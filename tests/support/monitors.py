@@ -16,8 +16,7 @@ from support.worker import IMPORT_PATHS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from typing_extensions import Self
+    from typing import Self
 
 ROOT = IMPORT_PATHS[0]
 

@@ -15,7 +15,7 @@ from support.processes import GuardedProcess, free_port
 from support.programs import missing
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 #: Debian keeps the server's programs out of `PATH`.
 INSTALLED = Path("/usr/lib/postgresql")

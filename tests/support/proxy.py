@@ -21,8 +21,7 @@ from support.relay import Relay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T")
 

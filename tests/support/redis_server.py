@@ -17,8 +17,7 @@ from support.programs import missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from typing_extensions import Self
+    from typing import Self
 
 START_SECONDS = 60
 

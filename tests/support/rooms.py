@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
-
-try:
-    import tomllib
-except ImportError:  # Python 3.10
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "celery_sqs_visibility"

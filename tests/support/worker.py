@@ -15,8 +15,7 @@ from support.processes import GuardedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 TESTS = Path(__file__).resolve().parents[1]
 # `tests` for `support`, its `tasks` for the task modules, the root for the package.

@@ -32,7 +32,7 @@ def not_json(state):
 
 @inspect_command()
 def typed(state):
-    return {"ok": [dt.datetime.now(tz=dt.timezone.utc), uuid.uuid4(), decimal.Decimal(1)]}
+    return {"ok": [dt.datetime.now(tz=dt.UTC), uuid.uuid4(), decimal.Decimal(1)]}
 
 
 class Trouble(Exception):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +18,7 @@ from celery_sqs_visibility.errors import StoreError
 from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 
-START = datetime(2026, 3, 4, 10, 7, 17, tzinfo=timezone.utc)
+START = datetime(2026, 3, 4, 10, 7, 17, tzinfo=UTC)
 
 
 class InMemory(SendsOnce, celery_beat.Scheduler):

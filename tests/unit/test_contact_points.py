@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import botocore.credentials
@@ -511,7 +511,7 @@ def test_celery_takes_an_eta_for_the_instant_that_we_take_it_for(settings, eta):
         sent = app.amqp.as_task_v2("id-1", "task", eta=eta)
         message = kombu.message.Message(headers=sent.headers, properties=sent.properties, delivery_tag="tag")
         request = Request(message, app=app, task=task, body=sent.body, decoded=True)
-    instant = eta.replace(tzinfo=eta.tzinfo or timezone.utc).timestamp()
+    instant = eta.replace(tzinfo=eta.tzinfo or UTC).timestamp()
     assert request.eta.timestamp() == eta_of(sent.headers) == instant
 
 

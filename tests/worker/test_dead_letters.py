@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 from support.faults import decode, error, json_answer, lose_response
@@ -98,14 +98,14 @@ def comes_back_twice_and_is_kept(site):
 @POOLS
 def test_a_dead_letter_tells_all_there_is_to_know(make_letters_site, dead, pool, reliability):
     site = make_letters_site(worker={"pool": pool})
-    before = datetime.now(timezone.utc)
+    before = datetime.now(UTC)
     result = send(site, "twice", "a")
     (letter,) = dead.letters(1, site.proxy)
     told = texts(letter)
     assert told.pop("traceback").splitlines()[-1] == "letters.Trouble: in vain"
     first, last = (datetime.fromisoformat(told.pop(f"{which}_received")) for which in ("first", "last"))
     assert before.timestamp() - 1 <= first.timestamp() < last.timestamp() - 0.9
-    assert last <= datetime.now(timezone.utc)
+    assert last <= datetime.now(UTC)
     assert told.pop("worker").startswith("worker1@")
     assert told.pop("message_id")
     assert told == {

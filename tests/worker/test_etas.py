@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import chain
@@ -34,7 +34,7 @@ def test_a_naive_eta_is_utc_and_clean_restarts_until_then_cost_no_attempt(make_s
     site = make_site(settings, visibility_timeout=5, wait_time_seconds=1)
     dead = site.create_queue_with_dead_letters(receives)
     seconds = seconds_for(site, restarts=2)
-    eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)  # naive: as of `datetime.utcnow()`
+    eta = datetime.now(UTC) + timedelta(seconds=seconds)  # naive: as of `datetime.utcnow()`
     site.app.send_task("work.quick", ["a"], eta=eta.replace(tzinfo=None), delay_seconds=0)
     for _ in range(2):
         worker = site.start(pool="solo")
@@ -44,7 +44,7 @@ def test_a_naive_eta_is_utc_and_clean_restarts_until_then_cost_no_attempt(make_s
     site.start(pool="solo")
     (entry,) = site.diary.wait_for("started", timeout=seconds + 60)
     assert (entry["retries"], entry["redelivered"]) == (0, False)
-    assert datetime.now(timezone.utc) >= eta
+    assert datetime.now(UTC) >= eta
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.counts(dead) == (0, 0)
 
@@ -111,7 +111,7 @@ def test_a_deploy_with_a_longer_visibility_timeout_costs_a_parked_message_no_att
     site = make_site(visibility_timeout=5, wait_time_seconds=1)
     seconds = seconds_for(site, restarts=1)
     first = site.start(pool="solo")
-    eta = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    eta = datetime.now(UTC) + timedelta(seconds=seconds)
     site.app.send_task("work.number", ["a", 9], eta=eta, delay_seconds=0)
     site.proxy.wait_for(lambda _: site.changes())
     first.terminate()
@@ -121,4 +121,4 @@ def test_a_deploy_with_a_longer_visibility_timeout_costs_a_parked_message_no_att
     entries = site.diary.wait_for("started", 4, timeout=seconds + 90)
     site.proxy.wait_for(lambda _: site.kept == 0)
     assert [entry["retries"] for entry in entries] == [0, 1, 2, 3]
-    assert datetime.now(timezone.utc) >= eta
+    assert datetime.now(UTC) >= eta

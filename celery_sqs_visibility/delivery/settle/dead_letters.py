@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
@@ -200,4 +200,4 @@ def _iso(seconds: float) -> str | None:
     """Seconds since the epoch as ISO 8601, UTC; `None` for 0, which is unknown."""
     if not seconds:
         return None
-    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -62,5 +62,5 @@ def _record_aws(row: Behaviour, entry: dict[str, Any], came: Mapping[str, Any]) 
         source += f"; before: {row.evidence.source.removeprefix(f'{source}; before: ')}"
     else:
         entry["answer"] = told(row.answer, came)
-    today = dt.datetime.now(dt.timezone.utc).date().isoformat()
+    today = dt.datetime.now(dt.UTC).date().isoformat()
     entry["evidence"] = {"class": "recorded", "source": source, "date": today}

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 
 import botocore
@@ -276,7 +276,7 @@ def test_renewed_credentials_sign_the_next_request_until_they_cannot_be_renewed(
         number = next(numbers, None)
         if number is None:
             raise CredentialRetrievalError(provider="test", error_msg="no")
-        expiry = datetime.now(timezone.utc) + timedelta(hours=1)
+        expiry = datetime.now(UTC) + timedelta(hours=1)
         keys = {"access_key": f"AKID{number}", "secret_key": "hush", "token": f"token {number}"}
         return {**keys, "expiry_time": expiry.isoformat()}
 
@@ -284,14 +284,14 @@ def test_renewed_credentials_sign_the_next_request_until_they_cannot_be_renewed(
     caller.client._request_signer._credentials = credentials
     for _ in range(2):
         delete()
-    credentials._expiry_time = datetime.now(timezone.utc)
+    credentials._expiry_time = datetime.now(UTC)
     delete()
     assert server.fast == [False, True, True]
     tokens = [request.headers["x-amz-security-token"] for request in server.requests]
     assert tokens == ["token 1", "token 1", "token 2"]
     assert "Credential=AKID2/" in server.requests[-1].headers["authorization"]
     assert signature_is_valid(server.requests[-1], credentials)
-    credentials._expiry_time = datetime.now(timezone.utc)
+    credentials._expiry_time = datetime.now(UTC)
     with pytest.raises(CredentialRetrievalError):  # the client's error
         delete()
     assert len(server.requests) == 3

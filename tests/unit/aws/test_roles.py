@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from support.faults import Answer, json_answer
@@ -64,7 +64,7 @@ def test_a_role_is_assumed_at_the_first_request_and_kept_until_it_is_due(proxy, 
 
 def lasting(seconds):
     """An answer of STS whose credentials end so many seconds from now."""
-    end = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+    end = datetime.now(UTC) + timedelta(seconds=seconds)
     return replace(ASSUMED, body=ASSUMED.body.replace(b"2999-01-01T00:00:00Z", end.isoformat().encode()))
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import boto3
 import pytest
@@ -49,7 +49,7 @@ def test_without_an_answer_there_is_a_reason(cloudwatch, sentence):
 def test_cloudwatch_answers_over_boto3(emulator, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", emulator.url)
     client = boto3.client("cloudwatch")
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     dimensions = [{"Name": "QueueName", "Value": "q"}]
     data = [{"MetricName": OLDEST, "Dimensions": dimensions, "Timestamp": now, "Value": 42}]
     client.put_metric_data(Namespace="AWS/SQS", MetricData=data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import states
@@ -218,9 +218,9 @@ class TestRetry:
         assert hidden_for(make_retrying(app, given)) == seconds
         assert not published
 
-    @pytest.mark.parametrize("zone", [timezone.utc, None], ids=["aware", "naive"])
+    @pytest.mark.parametrize("zone", [UTC, None], ids=["aware", "naive"])
     def test_an_eta_is_a_delay(self, app, zone):
-        eta = datetime.now(timezone.utc) + timedelta(seconds=60)
+        eta = datetime.now(UTC) + timedelta(seconds=60)
         assert 50 < hidden_for(make_retrying(app, {"eta": eta.replace(tzinfo=zone)})) <= 60
 
     @pytest.mark.parametrize(

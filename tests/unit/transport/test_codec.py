@@ -7,7 +7,7 @@ import contextlib
 import json
 import uuid
 from copy import deepcopy
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import kombu
@@ -312,7 +312,7 @@ def test_headers_that_say_nothing_are_fine(headers):
     assert (decoded.task, decoded.task_id, decoded.eta) == (None, None, None)
 
 
-NOON = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 ETAS = [
     "2030-01-01T12:00:00+00:00",
     "2030-01-01T12:00:00Z",
@@ -338,7 +338,7 @@ def test_an_eta_that_is_written_is_the_one_that_is_read():
     assert eta_of(headers) == NOON.timestamp()
 
 
-@given(st.text() | st.datetimes(timezones=st.timezones() | st.just(timezone.utc)).map(datetime.isoformat))
+@given(st.text() | st.datetimes(timezones=st.timezones() | st.just(UTC)).map(datetime.isoformat))
 @example("0001-01-01T00:00:00+23:59")
 @example("9999-12-31T23:59:59-23:59")
 def test_whatever_an_eta_says_it_does_no_harm(eta):

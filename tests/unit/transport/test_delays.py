@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
@@ -93,9 +93,9 @@ def test_a_delay_that_is_not_kept_is_told(published, caplog, given, queue, reaso
     assert (reason or "") in caplog.text
 
 
-@pytest.mark.parametrize("zone", [timezone.utc, timezone(timedelta(hours=9)), None], ids=repr)
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=9)), None], ids=repr)
 def test_an_eta_does_too_and_without_a_zone_it_is_utc(published, zone):
-    eta = datetime.now(timezone.utc) + timedelta(seconds=30)
+    eta = datetime.now(UTC) + timedelta(seconds=30)
     message = published(eta=eta.astimezone(zone) if zone else eta.replace(tzinfo=None))
     assert delay(message) in {29, 30}
     assert delay(published(eta=eta - timedelta(hours=1))) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +56,7 @@ class Due(Asked):
 
     def __init__(self, seconds=TIMEOUT):
         super().__init__()
-        self.due = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        self.due = datetime.now(UTC) + timedelta(seconds=seconds)
 
     @property
     def eta(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +12,7 @@ from celery.utils.serialization import UnpickleableExceptionWrapper
 
 from celery_sqs_visibility.worker.visibility_request import StoredResult, described
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 class Trouble(Exception):

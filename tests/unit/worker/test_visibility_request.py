@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from celery import signals, states
@@ -20,7 +20,7 @@ from celery_sqs_visibility.task.tracing import VisibilityRetry
 from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN, chord_claim_seconds
 
 LOST = WorkerLostError("its process is gone")
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LAST, NOT_RETRIED, BEFORE = (
     "failed at its last attempt",
     "failed, and is not to be retried",
@@ -353,7 +353,7 @@ def test_a_run_lost_after_its_success_comes_back_for_its_chord_once_the_claim_on
 @pytest.mark.parametrize(("ago", "runs"), [(0, False), (45, True)])
 def test_while_a_lost_run_may_keep_others_from_its_chord_the_message_is_hidden(make, app, ago, runs):
     one = make(chord=CHORD, facts={"receive_count": 2})
-    stored(app, "SUCCESS", done=datetime.now(timezone.utc) - timedelta(seconds=ago))
+    stored(app, "SUCCESS", done=datetime.now(UTC) - timedelta(seconds=ago))
     assert one.revoked() is not runs
     if not runs:
         [hidden] = one.holder.settled
