@@ -152,12 +152,14 @@ docs: $(INSTALLED) $(SPHINX) ## Build the documentation site into build/site, an
 recording: $(INSTALLED) ## Record `make demo` as docs/pictures/demo.svg
 	@$(BIN)/python benchmarks/recording.py
 
-check: $(INSTALLED) ## Run the linters, the type checker and the speller
+check: $(INSTALLED) ## Run the linters, the type checker, the speller, and the workflows' schemas
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/codespell
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
 
 # Needs a Docker engine, and root for the scene that drops packets; without an engine all are skipped.
 containers: $(INSTALLED) ## Run workers in containers, and rewrite the second table of docs/reliability.md
