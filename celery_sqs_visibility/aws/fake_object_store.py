@@ -29,7 +29,6 @@ class FakeObjectStore(ObjectStore):
 
     @property
     def bucket(self) -> str:
-        """See `ObjectStore`."""
         return self._bucket
 
     def fail_next(self, action: str, *errors: SQSError) -> None:
@@ -37,12 +36,10 @@ class FakeObjectStore(ObjectStore):
         self._failures[action] += errors
 
     def put(self, key: str, content: bytes) -> None:
-        """See `ObjectStore`."""
         self._call("PutObject")
         self.objects[key] = content
 
     def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
-        """See `ObjectStore`."""
         self._call("GetObject")
         content = self.objects.get(key)
         if content is None:
@@ -54,7 +51,6 @@ class FakeObjectStore(ObjectStore):
         return content
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
-        """See `ObjectStore`."""
         self._call("DeleteObjects")
         for key in keys:
             self.objects.pop(key, None)

@@ -81,16 +81,12 @@ class S3ObjectStore(ObjectStore):
 
     @property
     def bucket(self) -> str:
-        """See `ObjectStore`."""
         return self._bucket
 
     def put(self, key: str, content: bytes) -> None:
-        """See `ObjectStore`."""
         self._call("PutObject", lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=content))
 
     def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
-        """See `ObjectStore`."""
-
         def get(s3: S3Client) -> bytes:
             answer = s3.get_object(Bucket=self._bucket, Key=key)
             if answer["ContentLength"] > most:
@@ -101,7 +97,6 @@ class S3ObjectStore(ObjectStore):
         return self._call("GetObject", get)
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
-        """See `ObjectStore`."""
         objects: list[Any] = [{"Key": key} for key in keys]
 
         def delete(s3: S3Client) -> BatchResult:
@@ -166,19 +161,15 @@ class GuardedObjectStore(ObjectStore):
 
     @property
     def bucket(self) -> str:
-        """See `ObjectStore`."""
         return self._objects.bucket
 
     def put(self, key: str, content: bytes) -> None:
-        """See `ObjectStore`."""
         self._call("PutObject", partial(self._objects.put, key, content))
 
     def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
-        """See `ObjectStore`."""
         return self._call("GetObject", partial(self._objects.get, key, most, progress))
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
-        """See `ObjectStore`."""
         return self._call("DeleteObjects", partial(self._objects.delete, keys))
 
     def _call(self, action: str, request: Callable[[], T]) -> T:

@@ -185,7 +185,6 @@ class EventFeed:
                 self._flushing = False
 
     def due(self, now: float) -> float | None:
-        """See `pump.Work`."""
         if not self._waiting:
             return None
         full = self._flushing or self._bytes >= BATCH_BYTES
@@ -196,7 +195,6 @@ class EventFeed:
         return 1
 
     def take(self, now: float) -> list[EventMessage] | None:
-        """See `pump.Work`."""
         due = self.due(now)
         if due is None or due > now:
             return None
@@ -205,7 +203,6 @@ class EventFeed:
         return batch
 
     def send(self, batch: list[EventMessage], _since: float) -> BatchResult:
-        """See `pump.Work`."""
         if self._lingers:
             self._listener.look()
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])

@@ -201,15 +201,12 @@ class ReplySender:
         self.lane.stop()
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
-        """See `pump.Work`."""
         return self._waiting[0].due if self._waiting else None
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return len(self._waiting)
 
     def take(self, now: float) -> list[Reply] | None:
-        """See `pump.Work`."""
         if not self._waiting or self._waiting[0].due > now:
             return None
         reply = heapq.heappop(self._waiting)
@@ -217,7 +214,6 @@ class ReplySender:
         return [reply]
 
     def send(self, batch: list[Reply], _since: float) -> BatchResult:
-        """See `pump.Work`."""
         self._queues.sqs.send(batch[0].url, OutgoingMessage(batch[0].text))
         return BatchResult({})
 

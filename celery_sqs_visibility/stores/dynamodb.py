@@ -94,18 +94,15 @@ class DynamoDBStore(ExclusiveStore):
         return self._table.update(key, set_lease, lost, owner=owner, until=until, expires=expires)[0]
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """See `port.ExclusiveStore`."""
         now = self._clock.wall()
         processed = "SET lease_until = :now, processed_until = :until, expires = :expires "
         processed += "REMOVE checkpoint, message_id, retries, runs"
         return self._change(key, owner, processed, now=now, until=now + ttl, expires=now + ttl)
 
     def release(self, key: str, owner: str) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._change(key, owner, "REMOVE lease_until")
 
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._change(key, owner, "SET checkpoint = :checkpoint", checkpoint=json.dumps(checkpoint))
 
     def _change(self, key: str, owner: str, expression: str, **values: str | float) -> bool:

@@ -60,42 +60,33 @@ class GuardedStore(ExclusiveStore):
 
     @property
     def error(self) -> str:
-        """See `port.ExclusiveStore`."""
         return self._breaker.error
 
     def unanswered(self, error: str, since: float) -> None:
-        """See `port.ExclusiveStore`."""
         self._breaker.unanswered(error, since)
 
     def answered(self, at: float) -> None:
-        """See `port.ExclusiveStore`."""
         self._breaker.answered(at)
 
     def follow(self, tell: Callable[[float], object]) -> None:
-        """See `aws.breaker.Breaker`."""
         self._breaker.follow(tell)
 
     def acquire(
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
-        """See `port.ExclusiveStore`."""
         return self._call(partial(self._store.acquire, self._prefix + key, owner, seconds, retries, kept))
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`."""
         prefixed = [each._replace(key=self._prefix + each.key) for each in renewals]
         return self._call(partial(self._store.renew, prefixed))
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._call(partial(self._store.finish, self._prefix + key, owner, ttl))
 
     def release(self, key: str, owner: str) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._call(partial(self._store.release, self._prefix + key, owner))
 
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._call(partial(self._store.save, self._prefix + key, owner, checkpoint))
 
     def _call(self, request: Callable[[], T]) -> T:

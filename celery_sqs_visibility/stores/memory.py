@@ -45,7 +45,6 @@ class MemoryStore(ExclusiveStore):
     def acquire(
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
-        """See `port.ExclusiveStore`."""
         del kept  # no record is dropped
         with self._lock:
             now, record = self._clock.monotonic(), self._records.setdefault(key, Record())
@@ -61,8 +60,6 @@ class MemoryStore(ExclusiveStore):
             return Acquired(checkpoint, record.retries + runs, runs)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`."""
-
         def renewed(seconds: float) -> Callable[[Record, float], None]:
             return lambda record, now: setattr(record, "lease_until", now + seconds)
 
@@ -72,8 +69,6 @@ class MemoryStore(ExclusiveStore):
         return [self._change(key, owner, renewed(seconds)) for key, owner, seconds in renewals]
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """See `port.ExclusiveStore`."""
-
         def finished(record: Record, now: float) -> None:
             record.lease_until, record.processed_until = now, now + ttl
             record.checkpoint = record.message = None
@@ -81,11 +76,9 @@ class MemoryStore(ExclusiveStore):
         return self._change(key, owner, finished)
 
     def release(self, key: str, owner: str) -> bool:
-        """See `port.ExclusiveStore`."""
         return self._change(key, owner, lambda record, _: setattr(record, "lease_until", None))
 
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
-        """See `port.ExclusiveStore`."""
         text = json.dumps(checkpoint)
         return self._change(key, owner, lambda record, _: setattr(record, "checkpoint", text))
 

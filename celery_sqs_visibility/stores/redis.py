@@ -159,7 +159,6 @@ class RedisStore(ExclusiveStore):
     def acquire(
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
-        """See `port.ExclusiveStore`."""
         match self._run("acquire", key, owner, seconds, kept, message_of(owner), retries):
             case ["processed"]:
                 return Processed()
@@ -189,15 +188,12 @@ class RedisStore(ExclusiveStore):
         return self._told(send)
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """See `port.ExclusiveStore`."""
         return bool(self._run("finish", key, owner, ttl))
 
     def release(self, key: str, owner: str) -> bool:
-        """See `port.ExclusiveStore`."""
         return bool(self._run("release", key, owner))
 
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
-        """See `port.ExclusiveStore`."""
         return bool(self._run("save", key, owner, json.dumps(checkpoint)))
 
     def _run(self, script: str, key: str, *args: Any) -> Any:

@@ -136,7 +136,6 @@ class ExclusiveRun:
                 self._store.renew([Renewal(self._key, self._owner, self._seconds(lease.deadline))])
 
     def save(self, value: Any) -> None:
-        """See `Visibility.checkpoint`."""
         size = len(json.dumps(value))
         if size > CHECKPOINT_BYTES:
             raise ValueError(

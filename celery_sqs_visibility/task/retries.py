@@ -98,8 +98,7 @@ class RetryDecisions(GenericTask[P, R_co]):
     if TYPE_CHECKING:
 
         @property
-        def request(self) -> DeliveryContext:
-            """See `DeliveryContext`."""
+        def request(self) -> DeliveryContext: ...
 
     def comes_back(self, exc: BaseException) -> bool:
         """Whether a run that failed with `exc` is tried again, attempts permitting."""

@@ -26,11 +26,9 @@ class TurnedClock:
         self._wall = float(round(SYSTEM_CLOCK.wall()))
 
     def monotonic(self) -> float:
-        """See `Clock`."""
         return self._monotonic
 
     def wall(self) -> float:
-        """See `Clock`."""
         return self._wall
 
     @property

@@ -96,12 +96,10 @@ class SimulatedWorker(Worker):
     running: Delivery | None = None
 
     def start(self, delivery: Delivery) -> bool:
-        """See `core.delivery.Holder`."""
         self.running = delivery
         return super().start(delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """See `core.delivery.Holder`."""
         if not self.dead and delivery.held:
             self.before_settlement(self, delivery, settlement)
         settled = super().settle(delivery, settlement, receipt)
@@ -250,7 +248,6 @@ class Simulation(World):
             raise AssertionError(f"expected each effect once, but {told}")
 
     def new_worker(self) -> SimulatedWorker:
-        """See `World`."""
         worker = cast("SimulatedWorker", super().new_worker())
         worker.before_settlement = self._before_settlement
         return worker
@@ -273,7 +270,6 @@ class Simulation(World):
         return False
 
     def take(self, queue: Queue) -> bool:
-        """See `World`."""
         return bool(self.sqs.visible(queue.url)) and self._take_by(self._living(), queue)
 
     def _living(self) -> SimulatedWorker:

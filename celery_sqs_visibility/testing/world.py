@@ -95,7 +95,6 @@ class MemorySQS(FakeSQS):
         return [message.body for message in self._queues[queue_url].messages]
 
     def delete(self, queue_url: str, handles: Any) -> BatchResult:
-        """See `port.SQS`."""
         if self.deletes_to_lose > 0:
             self.deletes_to_lose -= 1
             return BatchResult({})

@@ -203,20 +203,16 @@ class KeyLeases:
         self._renew_at(lease, at)
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
-        """See `pump.Work`."""
         return self._due.first()
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return -(-len(self._due) // BATCH_ENTRIES)
 
     def take(self, now: float) -> KeyBatch | None:
-        """See `pump.Work`."""
         due = self._due.take(now)
         return KeyBatch(due) if due else None
 
     def send(self, batch: KeyBatch, _since: float) -> BatchResult:
-        """See `pump.Work`."""
         now = self._clock.monotonic()
         renewed = [(lease, lease.next_end(now)) for lease in batch.leases if lease.held]
         try:
@@ -235,7 +231,6 @@ class KeyLeases:
         return BatchResult({})
 
     def conclude(self, batch: KeyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         if failed:
             self._outage.failure(next(iter(failed.values())))
         else:
