@@ -53,7 +53,6 @@ NAVIGATION = {
         "asyncio",
         "large-messages",
         "large-messages-in-s3",
-        "signed-encrypted-large",
         "several-queues",
         "queue-limits",
         "fifo",
