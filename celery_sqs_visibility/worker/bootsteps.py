@@ -168,7 +168,7 @@ class Endings(SQSStep):
         self._soft_timeout: float = parent.app.conf.worker_soft_shutdown_timeout
         self._at_terminal = os.isatty(STDIN)
         self._drain: Drain | None = None
-        self._signalled = self._cold = self._embedded = False
+        self._signalled = self._cold = self._embedded = self._over = False
 
     def create(self, parent: Any) -> None:
         """Hear of every end."""
@@ -198,12 +198,14 @@ class Endings(SQSStep):
         """
         if (drain := self._drain) is not None:
             drain.finish()  # another signal shortens it
-            self._drain = None
+            self._drain, self._over = None, True
             drain.cancel()
             drain.end_broadcasts()
 
     def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
         """The worker was told to end. In a signal handler: no I/O, and no lock."""
+        if self._over:  # the handlers may be another worker's
+            return
         self._replace_handlers()  # Celery has a new one now for a second SIGINT
         drain = self._drain
         if drain is None:

@@ -230,14 +230,19 @@ def test_nothing_is_asked_before_the_start_or_after_the_end_and_there_is_one_dra
     assert not thread.is_alive()
 
 
-def test_of_two_workers_in_turn_each_hears_its_signal(consumer, asked):
+def test_of_two_workers_in_turn_each_hears_its_signals(consumer, asked):
+    endings = []  # kept, as garbage may be for a while
     for _ in range(2):
-        ending = Endings(consumer)
+        celerys = celerys_cold_handler(signal.SIGINT)
+        endings.append(ending := Endings(consumer))
         ending.create(consumer)
         ending.start(consumer)
-        tell("Warm")
+        celerys_cold_handler(signal.SIGINT)
+        tell("Warm", "SIGINT")
+        signal.raise_signal(signal.SIGINT)
         ending.shutdown(consumer)
-    assert asked == [WARM, WARM]
+        assert celerys == []
+    assert asked == [WARM, "shorten_polls", COLD] * 2
 
 
 class UsersRequest(Request):
