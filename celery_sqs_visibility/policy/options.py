@@ -333,11 +333,13 @@ class Options(ContentOptions, SharedOptions):
         "each does. Raise it to save requests, or set 0 to make none.",
         f"{SAMPLE_SECONDS:g} with `coordination_store`, else {SAMPLE_ALONE_SECONDS:g}",
     )
-    shutdown_timeout: float = option(
-        25.0,
+    shutdown_timeout: float | None = option(
+        None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long running tasks may go on after SIGTERM before their messages are released. Set it to some "
-        "seconds less than the grace period of the platform, such as Kubernetes' or ECS's.",
+        "How long running tasks may go on after SIGTERM before their messages are released. It follows from "
+        "the environment variable `TERMINATION_GRACE_PERIOD_SECONDS`, the platform's grace period. Set it if "
+        "runs should end earlier.",
+        "25, or 5 s less than the grace period",
     )
     when_lost: str = option(
         "continue",

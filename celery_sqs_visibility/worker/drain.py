@@ -78,6 +78,9 @@ ECS_STOP_SECONDS: Final = 30
 #: The most that handing back and ending take.
 MARGIN_SECONDS: Final = 2
 
+#: Of a known grace period runs have all but this, unless the option says otherwise.
+RESERVE_SECONDS: Final = 5
+
 
 class Drain:
     """Drains one worker, once, in a thread of its own.
@@ -91,13 +94,12 @@ class Drain:
     def __init__(self, consumer: Any) -> None:
         self._controller = consumer.controller
         self._context: BrokerContext = consumer.connection.transport.context
-        self._timeout = self._context.options.shutdown_timeout
+        self._timeout, self._grace = shutdown_times(self._context.options.shutdown_timeout)
         # Whether to drain, or to end the thread. A signal handler may put while the same thread is putting:
         # this kind of queue allows that.
         self._orders: SimpleQueue[bool] = SimpleQueue()
         self._began_at: float | None = None  # monotonic instants
         self._runs_until = math.inf  # when the messages of running tasks are handed back
-        self._grace = math.inf  # seconds from the signal to SIGKILL
         self._hurried_at = math.inf
         self._cold = False
         self._polls_shortened = False
@@ -114,7 +116,6 @@ class Drain:
         Raises:
             RuntimeError: the system refuses a new thread.
         """
-        self._grace = check_grace_period(self._timeout)
         self._owns_process = is_main_thread()
         self._thread = start_thread(self._run, "sqs-drain")
         if self._thread is None:
@@ -124,7 +125,7 @@ class Drain:
         """Begin, or shorten the time that is left; no call prolongs it. In a signal handler.
 
         Args:
-            timeout: seconds from now that running tasks have; `shutdown_timeout` by default.
+            timeout: seconds from now that running tasks have; by default see `shutdown_times`.
             cold: end all runs then, those acknowledged early too, with the status of a failure.
 
         Without an end (`math.inf`) no run is ended.
@@ -512,19 +513,31 @@ def _interrupt_main_thread() -> None:
         signal.pthread_kill(main, INTERRUPTING_SIGNAL)
 
 
-def check_grace_period(shutdown_timeout: float) -> float:
-    """Seconds from SIGTERM to SIGKILL, infinite if not known; warn if `shutdown_timeout` is longer."""
+def shutdown_times(stated: float | None) -> tuple[float, float]:
+    """Seconds from SIGTERM to the end of runs, and to SIGKILL, infinite if that is not known.
+
+    Warns if `stated`, of the option, is too long for the grace period.
+    """
     grace, reason = grace_period()
+    timeout = time_of_runs(stated, grace)
     longest = max(0.0, grace - MARGIN_SECONDS)
-    if shutdown_timeout > longest:
+    if timeout > longest:
         logger.warning(
             "shutdown_timeout is %g s, but %s: set at most %g, or messages of running tasks stay hidden "
             "for a visibility timeout",
-            shutdown_timeout,
+            timeout,
             reason,
             longest,
         )
-    return grace
+    return timeout, grace
+
+
+def time_of_runs(stated: float | None, grace: float) -> float:
+    """Seconds that runs have after SIGTERM: as `stated`, or all but a reserve of the grace period."""
+    if stated is not None:
+        return stated
+    known = grace if math.isfinite(grace) else ECS_STOP_SECONDS  # Kubernetes' default is the same
+    return max(0.0, known - RESERVE_SECONDS)
 
 
 def grace_period() -> tuple[float, str]:

@@ -7,8 +7,6 @@ broker_transport_options = {
     # How soon another worker gets the tasks of a machine that died. Not how long a task may take: the
     # heartbeat sees to that.
     "visibility_timeout": int(os.environ.get("PROJ_VISIBILITY_TIMEOUT", "120")),
-    # How long tasks may go on after SIGTERM: some seconds less than the time until SIGKILL.
-    "shutdown_timeout": float(os.environ.get("PROJ_SHUTDOWN_TIMEOUT", "25")),
 }
 
 task_default_queue = os.environ.get("PROJ_QUEUE", "proj")

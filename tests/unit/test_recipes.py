@@ -19,7 +19,7 @@ from celery.bin.worker import worker
 
 from celery_sqs_visibility.operate.health.probe import parse
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.worker.drain import GRACE_VARIABLE, check_grace_period
+from celery_sqs_visibility.worker.drain import GRACE_VARIABLE, RESERVE_SECONDS, shutdown_times
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TASK_DEFINITION = json.loads((EXAMPLES / "ecs/task-definition.json").read_text())
@@ -57,7 +57,8 @@ def test_running_tasks_are_handed_back_before_sigkill(container, seconds, variab
         monkeypatch.setenv(variable["name"], variable["value"])
     settings = runpy.run_path(str(EXAMPLES / "proj/settings.py"))
     assert float({each["name"]: each["value"] for each in variables}[GRACE_VARIABLE]) == seconds
-    check_grace_period(Options.parse(settings["broker_transport_options"]).shutdown_timeout)
+    stated = Options.parse(settings["broker_transport_options"]).shutdown_timeout
+    assert shutdown_times(stated) == (seconds - RESERVE_SECONDS, seconds)
     assert not caplog.messages
 
 

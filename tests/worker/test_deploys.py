@@ -10,7 +10,7 @@ import psutil
 import pytest
 from support.faults import Disconnected, black_hole, error
 
-from celery_sqs_visibility.worker.drain import check_grace_period
+from celery_sqs_visibility.worker.drain import shutdown_times
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
@@ -219,7 +219,7 @@ def test_a_shutdown_timeout_beyond_the_known_grace_period_is_warned_of(
 ):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    check_grace_period(60)
+    shutdown_times(60)
     assert len(caplog.messages) == (warning is not None)
     assert (warning or "") in caplog.text
 

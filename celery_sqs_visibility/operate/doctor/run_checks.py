@@ -11,7 +11,12 @@ from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import counted
 from celery_sqs_visibility.policy.options import QueueOptions, default_heartbeat
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
-from celery_sqs_visibility.worker.drain import ECS_STOP_SECONDS, GRACE_VARIABLE, MARGIN_SECONDS
+from celery_sqs_visibility.worker.drain import (
+    ECS_STOP_SECONDS,
+    GRACE_VARIABLE,
+    MARGIN_SECONDS,
+    time_of_runs,
+)
 
 #: Less, and a request that is throttled, or slow, comes too late to extend a message.
 SHORTEST_MARGIN_SECONDS = 5
@@ -149,7 +154,8 @@ def check_store(facts: Facts) -> Iterator[Finding]:
 
 def check_shutdown(facts: Facts) -> Iterator[Finding]:
     """Workers that are killed before they have ended."""
-    machine, timeout = facts.machine, facts.options.shutdown_timeout
+    machine = facts.machine
+    timeout = time_of_runs(facts.options.shutdown_timeout, machine.grace)
     if machine.remapped:
         yield from _cold_shutdown(facts)
         return

@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_the_readme():
     assert options.error_visibility_timeout is None
     assert options.wait_time_seconds == 20
     assert (options.polling_interval, options.polling_interval_max) == (0, 0)
-    assert (options.shutdown_timeout, options.settle_window, options.prefetch_seconds) == (25, 0.02, 1)
+    assert (options.shutdown_timeout, options.settle_window, options.prefetch_seconds) == (None, 0.02, 1)
     assert (options.when_exhausted, options.when_lost, options.dead_letter_queue) == (
         "delete",
         "continue",
@@ -272,6 +272,7 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 
 
 DERIVED = {
+    "`25, or 5 s less than the grace period`",
     "`['prometheus'] where `http_address` is set and prometheus_client is installed`",
     "`60 with `coordination_store`, else 300`",
     "`visibility_timeout / 3`",

@@ -20,10 +20,10 @@ from celery_sqs_visibility.worker.drain import (
     UNWIND_SECONDS,
     LastRuns,
     active_requests,
-    check_grace_period,
     grace_period,
     in_a_thread,
     may_interrupt,
+    shutdown_times,
 )
 
 
@@ -201,15 +201,32 @@ def test_the_platform_says_when_sigkill_comes(monkeypatch, caplog, variables, se
 
 
 @pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [({}, 25), ({GRACE_VARIABLE: "120"}, 115), ({GRACE_VARIABLE: "3"}, 0), ({ECS_VARIABLE: "http://x"}, 25)],
+)
+def test_runs_have_all_but_five_seconds_of_the_grace_period_unless_the_option_says_otherwise(
+    monkeypatch, caplog, variables, seconds
+):
+    for name in (GRACE_VARIABLE, ECS_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    timeout, _ = shutdown_times(None)
+    assert timeout == seconds
+    assert not caplog.messages
+    assert shutdown_times(0.5)[0] == 0.5
+
+
+@pytest.mark.parametrize(
     ("timeout", "warns"), [(30 - MARGIN_SECONDS, False), (30 - MARGIN_SECONDS + 1, True)]
 )
 def test_a_shutdown_timeout_that_sigkill_cuts_off_is_warned_of(monkeypatch, caplog, timeout, warns):
     monkeypatch.setenv(GRACE_VARIABLE, "30")
-    assert check_grace_period(timeout) == 30
+    assert shutdown_times(timeout) == (timeout, 30)
     assert ("set at most 28" in caplog.text) == warns
 
 
 def test_a_grace_that_leaves_no_time_lets_none_to_runs(monkeypatch, caplog):
     monkeypatch.setenv(GRACE_VARIABLE, "1")
-    check_grace_period(1)
+    shutdown_times(1)
     assert "set at most 0" in caplog.text

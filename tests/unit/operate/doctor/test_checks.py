@@ -241,7 +241,10 @@ FOUND = [
     (
         run_checks.check_shutdown,
         WARNING,
-        facts(machine=Machine(grace=10, grace_reason="Docker kills 10 s after SIGTERM")),
+        facts(
+            options={"shutdown_timeout": 25},
+            machine=Machine(grace=10, grace_reason="Docker kills 10 s after SIGTERM"),
+        ),
         "it is 25s, but Docker kills 10 s after SIGTERM",
     ),
     (run_checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
