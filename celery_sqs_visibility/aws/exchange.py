@@ -61,14 +61,16 @@ def exchange(sock: Any, request: bytes) -> Answer:
 
 
 def _read_by_http_client(stream: io.BufferedReader) -> Answer:
-    response = http.client.HTTPResponse(SimpleNamespace(makefile=lambda _mode: stream), method="POST")  # type: ignore[arg-type]
-    response.begin()
-    stays = not response.will_close
-    try:
-        content = response.read()
-    except http.client.IncompleteRead as cut_off:
-        if response.chunked:
-            raise
-        # botocore takes what there is of an answer with a length
-        content, stays = cut_off.partial, False
-    return Answer(response.status, content, response.headers, stays)
+    connection: Any = SimpleNamespace(makefile=lambda _mode: stream)
+    # Closed here: its finalizer would find the stream closed, and say so (Python 3.13).
+    with http.client.HTTPResponse(connection, method="POST") as response:
+        response.begin()
+        stays = not response.will_close
+        try:
+            content = response.read()
+        except http.client.IncompleteRead as cut_off:
+            if response.chunked:
+                raise
+            # botocore takes what there is of an answer with a length
+            content, stays = cut_off.partial, False
+        return Answer(response.status, content, response.headers, stays)

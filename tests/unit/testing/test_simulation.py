@@ -7,7 +7,7 @@ import functools
 import logging
 import pickle
 import sqlite3
-from contextlib import suppress
+from contextlib import closing, suppress
 from unittest.mock import Mock
 
 import pytest
@@ -523,11 +523,11 @@ def test_a_seed_in_the_environment_is_a_number(now, pay, monkeypatch):
 
 
 def test_what_is_not_there_or_takes_no_attributes_is_not_replaced():
-    with Simulation(None) as sim:
+    with Simulation(None) as sim, closing(sqlite3.connect(":memory:")) as database:
         with pytest.raises(AttributeError, match="chrage"):
             sim.replace(testing, "chrage", 1)
         with pytest.raises(TypeError, match="replace the name by which the code finds it"):
-            sim.wrap(sqlite3.connect(":memory:"), "execute")
+            sim.wrap(database, "execute")
 
 
 class Slotted:
