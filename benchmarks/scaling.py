@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
-from celery_sqs_visibility.delivery.settle.settler import DELETE_LINGER_WINDOWS  # noqa: E402
+from celery_sqs_visibility.core.batches import DELETE_LINGER_WINDOWS  # noqa: E402
 from celery_sqs_visibility.policy.prefetch import Slots, least_worth_asking, message_limit  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 

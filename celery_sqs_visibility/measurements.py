@@ -29,7 +29,7 @@ class ExtensionEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class DeliveryEnded(Event):
-    """A message's end is decided: see `delivery.endings`. Once a delivery.
+    """A message's end is decided: see `core.endings`. Once a delivery.
 
     Attributes:
         outcome: "succeeded", "retried", "failed", "lost", "released", "skipped", "delayed" or "discarded".

@@ -244,7 +244,7 @@ class Delivery:
     outcome: str | None = field(default=None, init=False)
     #: Of a message that is given up: "failed", and "released" where that was known before it came back.
     end_of_given_up: str | None = field(default=None, init=False)
-    #: When it was settled, if anybody measures how long that takes.
+    #: When it was settled, or its copies were begun.
     settled_at: float | None = field(default=None, init=False)
     #: Whether the deadline passed or the handle was refused.
     lost: bool = field(default=False, init=False)

@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
+from celery_sqs_visibility.core.batches import PendingSettlement, SettlementBatches
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
+from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.extensions import (
     ExtensionSchedule,
     extension_seconds,
@@ -18,8 +20,9 @@ from celery_sqs_visibility.core.extensions import (
     seconds_apart,
 )
 from celery_sqs_visibility.core.recent import RecentKeys
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Settlement
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Settlement
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
+from celery_sqs_visibility.events import Lost
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
@@ -106,9 +109,10 @@ class Held:
         options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
             before their deadline; with an interval of 0 only if their task asks for it.
         visibility_timeout: the longest of any queue, in seconds; what is finished is remembered for longer.
+        window: for how many seconds a settlement lingers, so that others can share its request.
     """
 
-    def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float) -> None:
+    def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float, window: float = 0.0) -> None:
         self._options_of = options_of
         #: What is held, by message.
         self.messages: dict[tuple[str, str], Delivery] = {}
@@ -117,6 +121,8 @@ class Held:
         self._gone: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self.postponed = 0  # settlements that wait for an extension in flight
         self._extensions = ExtensionSchedule()
+        #: What SQS is to be told of how deliveries ended.
+        self.batches = SettlementBatches(window)
         # A message that is given up and kept comes back within 12 hours, each time; one that could not be
         # deleted once SQS answers again.
         seconds = {
@@ -250,11 +256,11 @@ class Held:
 
     # The end.
 
-    def claim(self, delivery: Delivery) -> bool:
+    def claim(self, delivery: Delivery, now: float) -> bool:
         """Its copies are to be sent: it is extended until their sender settles it; whether it was ours to."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
-        delivery.state = State.COPYING
+        delivery.state, delivery.settled_at = State.COPYING, now
         self._end_lease(delivery)
         return True
 
@@ -278,7 +284,8 @@ class Held:
 
         Args:
             delivery: what is settled.
-            settlement: how; where it is `delivery.waiting` then, `answered` hands it back.
+            settlement: how; `carry_out` follows, unless it is `delivery.waiting` then: `answered` hands it
+                back.
             now: the monotonic instant.
             receipt: settle it only if that is still its latest receipt handle.
             copied: whether the caller has sent its copies: nobody else settles it while they are sent.
@@ -290,13 +297,16 @@ class Held:
             return False
         if receipt is not None and receipt != delivery.handle:
             return False
+        if not copied:
+            delivery.settled_at = now
         if isinstance(settlement, Delete):
             self.finish(delivery, now)
         else:
             self._kept.add(delivery.message_key, now)
         self._remove(delivery)
         self._end_lease(delivery)
-        self.postpone(delivery, settlement)
+        if delivery.extending:
+            self.postpone(delivery, settlement)
         return True
 
     def postpone(self, delivery: Delivery, settlement: Settlement) -> bool:
@@ -306,6 +316,27 @@ class Held:
         delivery.waiting = settlement
         self.postponed += 1
         return True
+
+    def carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+        """Have SQS told of the settlement of a delivery that is held no more, where that takes a request.
+
+        Returns:
+            How it has ended without one, or that it is lost.
+        """
+        ending = None
+        if delivery.deadline <= now and not delivery.lost:
+            delivery.lost = True
+            ending = Ending(Lost(delivery.facts, DEADLINE_PASSED))
+        if delivery.lost and not isinstance(settlement, Delete):
+            return ending  # it is visible again by itself; a delete may spare a second run, if not in FIFO
+        if isinstance(settlement, Lapse):
+            timeout = self._options_of(delivery.queue.name).visibility_timeout
+            if delivery.deadline <= now + timeout:
+                return return_of(delivery, settlement, now)
+            # Its task has extended it for longer than its next attempt should wait.
+            settlement = Hide(timeout)
+        self.batches.add(PendingSettlement(delivery, settlement, now))
+        return ending
 
     def _remove(self, delivery: Delivery) -> None:
         if self._by_tag.pop(delivery.tag, None) is not None:

@@ -8,19 +8,20 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.batches import Ended
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
-from celery_sqs_visibility.core.held import DEADLINE_PASSED, Arrival, Held, Past
+from celery_sqs_visibility.core.endings import Ending, return_of
+from celery_sqs_visibility.core.held import Arrival, Held, Past
 from celery_sqs_visibility.core.settlements import (
     DeadLetter,
     Delete,
-    Hide,
     Lapse,
     Renew,
     Replaced,
     Settlement,
     Split,
 )
-from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement, return_of
+from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
@@ -30,10 +31,10 @@ from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissio
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
-from celery_sqs_visibility.delivery.settle.settler import Ended, Settler
+from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import emit, log_safely
-from celery_sqs_visibility.measurements import DeliveryEnded
+from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -69,7 +70,8 @@ class DeliveryHolder:
         self.redrive = redrive
         self._clock = clock
         self._lock = pump.lock  # guards _held, and the mutable fields of its deliveries
-        self._held = Held(options.for_queue, options.longest_visibility_timeout)
+        window = options.settle_window
+        self._held = Held(options.for_queue, options.longest_visibility_timeout, window)
         self._pump = pump
         self._permissions = permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
@@ -77,8 +79,7 @@ class DeliveryHolder:
         self.dead_letters = DeadLetters(redrive, permissions, clock)
         self._store = outgoing.store
         self._removals = Removals(self._store.objects, clock, pump) if self._store else None
-        window = options.settle_window
-        self.settler = Settler(window, clock, self._settled, self._send_letter, permissions, pump)
+        self.settler = Settler(self._held.batches, clock, self._settled, self._send_letter, permissions, pump)
         self.copies = Copies(outgoing, permissions, self._spare, window, clock, self._copied, pump=pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 
@@ -223,17 +224,19 @@ class DeliveryHolder:
         with self._lock:
             if not self._held.settle(delivery, settlement, now, receipt=receipt):
                 return False
-            waits = delivery.waiting is not None
+            try:
+                ending = None if delivery.waiting else self._carry_out(delivery, settlement, now)
+            finally:
+                if self._pump.waiting:  # perhaps for the last that is held
+                    self._pump.notify_waiting()
         try:
             if DeliveryEnded.is_wanted():  # asked here, since most workers measure nothing
                 measure_end(delivery, settlement, now)
-            if not waits:
-                self._carry_out(delivery, settlement, now)
-        finally:  # not before: nothing that this wakes may keep the settlement from being sent
+            if ending is not None:
+                self._tell(delivery, ending, now)
+        finally:
             if delivery.consumer is not None:
                 delivery.consumer.free(delivery)
-            if self._pump.waiting:
-                self._notify_waiting()
         return True
 
     def settle_copied(self, delivery: Delivery, settlement: Settlement) -> bool:
@@ -242,9 +245,9 @@ class DeliveryHolder:
         with self._lock:
             if not self._held.settle(delivery, settlement, now, copied=True):
                 return False
-            waits = delivery.waiting is not None
-        if not waits:
-            self._carry_out(delivery, settlement, now)
+            ending = None if delivery.waiting else self._carry_out(delivery, settlement, now)
+        if ending is not None:
+            self._tell(delivery, ending, now)
         if delivery.consumer is not None:
             delivery.consumer.let_go()
         return True
@@ -259,19 +262,15 @@ class DeliveryHolder:
         if self._removals is not None:
             self._removals.flush(REMOVAL_SECONDS)
 
-    def _notify_waiting(self) -> None:
-        """Perhaps nothing is held any more."""
-        with self._lock:
-            self._pump.notify_waiting()
-
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
         """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
         if delivery.lost or delivery.deadline <= self._clock.monotonic():
             return self.settle(delivery, Lapse())
+        now = self._clock.monotonic()
         with self._lock:
-            if not self._held.claim(delivery):
+            if not self._held.claim(delivery, now):
                 return False
-        measure_end(delivery, copying, self._clock.monotonic())
+        measure_end(delivery, copying, now)
         self.copies.submit(delivery, copying)
         if delivery.consumer is not None:
             delivery.consumer.free(delivery)
@@ -302,32 +301,37 @@ class DeliveryHolder:
 
     def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
         """Carry out a settlement that had to wait."""
-        self._carry_out(delivery, settlement, self._clock.monotonic())
+        now = self._clock.monotonic()
+        with self._lock:
+            ending = self._carry_out(delivery, settlement, now)
+        if ending is not None:
+            self._tell(delivery, ending, now)
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> None:
-        """Carry out the settlement of a delivery that is held no more."""
-        if delivery.deadline <= now and not delivery.lost:
-            delivery.lost = True
-            emit(events.Lost(delivery.facts, DEADLINE_PASSED))
-        if delivery.lost and not isinstance(settlement, Delete):
-            return  # it is visible again by itself; a delete may spare a second run, if not of a FIFO queue
-        if isinstance(settlement, Lapse):
-            timeout = self.options.for_queue(delivery.queue.name).visibility_timeout
-            if delivery.deadline <= now + timeout:
-                self._expect_again(delivery, settlement, None, now)
-                return
-            # Its task has extended it for longer than its next attempt should wait.
-            settlement = Hide(timeout)
-        self.settler.submit(delivery, settlement, now)
+    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+        """See `Held.carry_out`. Under the lock."""
+        ending = self._held.carry_out(delivery, settlement, now)
+        if self._held.batches.news:
+            self.settler.notice(now)
+        return ending
+
+    def _tell(self, delivery: Delivery, ending: Ending, now: float) -> None:
+        """It is not deleted: expect its message back, and emit its end. Any thread."""
+        event, visible_at = ending
+        if visible_at is not None:
+            self._expect(delivery, delivery.facts.message_id, visible_at)
+        emit(event)
+        if visible_at is not None:
+            measure_settlement(delivery, now)
 
     def _settled(self, ended: Iterable[Ended], now: float) -> None:
         """See `settler.Settled`. An error with one message does not concern the others of its batch."""
-        is_wanted, answered = events.Deleted.is_wanted(), self._clock.monotonic()
+        is_wanted, is_measured = events.Deleted.is_wanted(), SettlementEnded.is_wanted()
+        answered = self._clock.monotonic()
         for one, error in ended:
             delivery = one.delivery
             try:
                 if error is not None or not isinstance(one.settlement, Delete):
-                    self._expect_again(delivery, one.settlement, error, now)
+                    self._not_deleted(delivery, one.settlement, error, now)
                     continue
                 if delivery.lost or delivery.deadline <= answered:
                     # It may be there still, under a newer handle: SQS says OK to a delete with an old one.
@@ -336,28 +340,21 @@ class DeliveryHolder:
                     self._remove_payload(delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
-                if delivery.settled_at is not None:  # somebody measures
+                if is_measured:
                     measure_settlement(delivery, now)
             except Exception:  # noqa: BLE001 - logged, if that works
                 log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
-    def _expect_again(
+    def _not_deleted(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
-        """It is not deleted: expect its message back, and emit its end. Any thread."""
         if error is not None:
             if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
                 self.remember(Past.UNDELETED, delivery)
-            event: events.Event = events.Lost(delivery.facts, str(error))
-            visible_at = max(now, delivery.deadline)
-        elif isinstance(settlement, DeadLetter):
-            return  # `_send_letter` has submitted the settlement that follows
-        else:
-            event, visible_at = return_of(delivery, settlement, now)
-        self._expect(delivery, delivery.facts.message_id, visible_at)
-        emit(event)
-        if delivery.settled_at is not None:  # somebody measures
-            measure_settlement(delivery, now)
+            lost = Ending(events.Lost(delivery.facts, str(error)), max(now, delivery.deadline))
+            self._tell(delivery, lost, now)
+        elif not isinstance(settlement, DeadLetter):  # else `_send_letter` has added the one that follows
+            self._tell(delivery, return_of(delivery, settlement, now), now)
 
     def _expect(self, delivery: Delivery, message_id: str, visible_at: float) -> None:
         if delivery.consumer is not None:

@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.endings import return_of
 from celery_sqs_visibility.core.held import Held, Past
 from celery_sqs_visibility.core.settlements import (
     DeadLetter,
@@ -25,7 +26,7 @@ from celery_sqs_visibility.core.settlements import (
     Settlement,
     Split,
 )
-from celery_sqs_visibility.delivery.endings import measure_end, return_of
+from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions

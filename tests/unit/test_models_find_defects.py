@@ -60,7 +60,7 @@ def arrive_anew(held, delivery, _now):
     return Arrival.NEW, delivery
 
 
-def claim_and_let_lapse(held, delivery):
+def claim_and_let_lapse(held, delivery, _now):
     if not delivery.held or delivery.state is State.COPYING:
         return False
     delivery.state = State.COPYING
@@ -136,7 +136,7 @@ WORLDS = 110
 
 #: Functions, a line of each, what stands there instead, and what the model of a whole worker says then.
 LINES = [
-    (DeliveryHolder.settle, "self._notify_waiting()", "pass", "nobody has notified <drain>"),
+    (DeliveryHolder.settle, "self._pump.notify_waiting()", "pass", "nobody has notified <drain>"),
     (Held.settle, "self._end_lease(delivery)", "pass", "no run has a lease"),
     (Held._remove, "self._extensions.remove(delivery)", "pass", "nothing is to be extended"),
     (

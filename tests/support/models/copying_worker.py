@@ -128,7 +128,7 @@ class Worker:
     def has_ended(self):
         """Whether nothing is under way."""
         return not self.flights and not any(
-            consumer.holder.copies.unfinished or consumer.holder.settler._unfinished
+            consumer.holder.copies.unfinished or consumer.holder.settler.batches.unfinished
             for consumer in self.consumers
         )
 

@@ -284,10 +284,10 @@ class Holding(HeldRequests):
                 self.reach()
             while self.flights:
                 self.conclude()
-            if not self.queue_consumer.holder.settler._unfinished:
+            if not self.queue_consumer.holder.settler.batches.unfinished:
                 break
             self.clock.advance(0.5)
-        assert not self.queue_consumer.holder.settler._unfinished
+        assert not self.queue_consumer.holder.settler.batches.unfinished
         assert len(self.queue_consumer.held()) == 0
         assert self.queue_consumer.holder.wait_for_extensions(0)
         assert self.queue_consumer.holder.next_extension() is None

@@ -88,7 +88,9 @@ def is_busy(world):
     """Requests under way count too: a message that is given up may still be deleted."""
     pool = world.pool
     held = any(
-        len(consumer.held()) or consumer.holder.settler._unfinished or consumer.holder.copies.unfinished
+        len(consumer.held())
+        or consumer.holder.settler.batches.unfinished
+        or consumer.holder.copies.unfinished
         for consumer in world.consumers
     )
     starting = not world.has_started or world.ending
@@ -104,7 +106,7 @@ def check_nothing_is_kept(world, consumer):
     assert len(consumer.held()) == 0, "nothing is held"
     assert not consumer.holder._held.postponed, "no settlement waits"
     assert consumer.holder.next_extension() is None, "nothing is to be extended"
-    assert not consumer.holder.settler._unfinished, "everything is settled"
+    assert not consumer.holder.settler.batches.unfinished, "everything is settled"
     assert not consumer.holder.copies.unfinished, "all copies are sent"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
     assert capacity._fifo == Held(), "no capacity of FIFO queues is taken"

@@ -394,7 +394,7 @@ class Whole(RuleBasedStateMachine):
         # What a poll brings meanwhile may be settled later.
         calm = calm and self.account.counts["Received"] == received
         if calm and max(self.requests.failed_at, self.account.awake_since) < ends - grace - CALM:
-            unfinished = any(consumer.holder.settler._unfinished for consumer in consumers)
+            unfinished = any(consumer.holder.settler.batches.unfinished for consumer in consumers)
             assert not unfinished, "a drain has the time to settle"
         self.dying = True
 

@@ -138,22 +138,22 @@ def test_what_is_held_is_told_by_consumer_in_the_order_of_arrival(core):
 def test_copies_settle_alone_what_they_are_sent_of(core, leases, held, begin):
     if begin != "nothing":
         assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
-    assert core.claim(held)
+    assert core.claim(held, NOW)
     assert (held.state, held.lease, leases._taken) == (State.COPYING, None, {})
-    assert not core.claim(held)
+    assert not core.claim(held, NOW)
     assert not core.start(held, NOW)
     assert not core.dispatch(held)
     assert not core.settle(held, Lapse(), NOW)
     assert core.beat(NOW + 80) == ([held], []), "it is extended meanwhile"
     assert core.settle(held, Delete(), NOW, copied=True)
-    assert not core.claim(held)
+    assert not core.claim(held, NOW)
     assert not core.disclaim(held)
 
 
 def test_what_cannot_be_copied_runs_after_all(core, leases, held):
     core.start(held, NOW)
     assert not core.disclaim(held)
-    core.claim(held)
+    core.claim(held, NOW)
     assert core.disclaim(held)
     assert (held.state, held.started, held.carrier) == (State.HELD, False, None)
     assert core.start(held, NOW)
@@ -539,7 +539,7 @@ class TestReceipts:
         assert [each.seconds for each in core.due(NOW + 85)] == ([515] if asked else [])
 
     def test_copies_of_it_go_on(self, core, held):
-        core.claim(held)
+        core.claim(held, NOW)
         core.come_back(held, NOW + 10)
         assert core.settle(held, Delete(), NOW + 11, copied=True)
 

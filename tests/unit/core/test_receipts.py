@@ -159,7 +159,7 @@ class ComingBack(RuleBasedStateMachine):
     def copy(self, data):
         one = self.held[self.pick(data)]
         was_copied = one.state is State.COPYING
-        assert self.core.claim(one) is not was_copied
+        assert self.core.claim(one, self.now) is not was_copied
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]), old=st.booleans())

@@ -1,28 +1,14 @@
-"""Every delivery has one outcome, and what is measured costs nothing where nobody listens."""
+"""Ends are measured once each, which costs nothing where nobody listens."""
 
 from __future__ import annotations
 
 import pytest
 from support.factories import delivery, sqs_queue
 
-from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
-    Delete,
-    Hide,
-    Lapse,
-    Park,
-    Release,
-    Settlement,
-)
-from celery_sqs_visibility.delivery.endings import (
-    OUTCOMES,
-    measure_end,
-    measure_run,
-    measure_settlement,
-    outcome_of,
-    return_of,
-)
-from celery_sqs_visibility.events import Hidden, Parked, Released, subscribe
+from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery import endings
+from celery_sqs_visibility.delivery.endings import measure_end, measure_run, measure_settlement
+from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
 
 NOW = 1010.0
@@ -42,47 +28,8 @@ def heard():
         end()
 
 
-def test_every_settlement_has_an_outcome():
-    assert {*OUTCOMES, Delete} == {*Settlement.__args__}
-
-
-@pytest.mark.parametrize(
-    ("settlement", "began", "told", "outcome"),
-    [
-        (Delete(), NOW, None, "succeeded"),
-        (Delete(), NOW, "failed", "failed"),
-        (Delete(), NOW, "skipped", "skipped"),
-        (Delete(), None, None, "discarded"),
-        (Hide(5), NOW, "failed", "retried"),
-        (Hide(5), None, "released", "released"),  # by a poll that came after the stop
-        (Lapse(), NOW, None, "retried"),
-        (Release(), None, None, "released"),
-        (Park(5), None, None, "delayed"),
-    ],
-)
-def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
-    held, settlement, began, told, outcome
-):
-    held.began, held.outcome = began, told
-    assert outcome_of(held, settlement, NOW) == outcome
-
-
-@pytest.mark.parametrize("settlement", [Hide(3600, kept=True), DeadLetter("why", "", Release()), Release()])
-@pytest.mark.parametrize("given_up", ["failed", "released"])
-def test_what_is_given_up_fails_once_whatever_comes_of_it(held, settlement, given_up):
-    held.began, held.end_of_given_up = NOW, given_up
-    assert outcome_of(held, settlement, NOW) == given_up
-
-
-def test_what_was_lost_has_no_other_outcome(held):
-    held.began = NOW
-    assert outcome_of(held, Delete(), held.deadline) == "lost"
-    held.lost = True
-    assert outcome_of(held, Delete(), NOW) == "lost"
-
-
 def test_durations_are_from_the_receive_the_start_and_the_settlement(held, heard):
-    held.began = 1004.0
+    held.began, held.settled_at = 1004.0, NOW
     measure_end(held, Delete(), NOW)
     measure_settlement(held, NOW + 0.5)
     assert heard == [DeliveryEnded(held.facts, "succeeded", 10.0, 6.0), SettlementEnded(held.facts, 0.5)]
@@ -97,21 +44,9 @@ def test_a_run_that_was_acknowledged_when_it_began_is_told_at_its_end(held, hear
     assert heard == [DeliveryEnded(held.facts, "failed", 500.0, 496.0)]
 
 
-def test_where_nobody_listens_nothing_is_noted(held):
+def test_where_nobody_listens_nothing_is_made(held, monkeypatch):
+    monkeypatch.setattr(endings, "emit", lambda event: pytest.fail(f"{event} is made"))
+    held.settled_at = NOW
     measure_end(held, Delete(), NOW)
     measure_settlement(held, NOW)
     measure_run(held, NOW)
-    assert held.settled_at is None
-
-
-@pytest.mark.parametrize(
-    ("settlement", "event", "visible_at"),
-    [
-        (Hide(5), lambda facts: Hidden(facts, 5), NOW + 5),
-        (Park(7), lambda facts: Parked(facts, 7), NOW + 7),
-        (Lapse(), lambda facts: Hidden(facts, 110), 1120.0),
-        (Release(), Released, NOW),
-    ],
-)
-def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, settlement, event, visible_at):
-    assert return_of(held, settlement, NOW) == (event(held.facts), visible_at)

@@ -438,7 +438,7 @@ def test_what_comes_back_when_its_copies_are_sent_is_finished_and_else_is_not(
 ):
     (one,) = world.deliveries(queue, "a")
     holder = world.consumer.holder
-    assert holder._held.claim(one)
+    assert holder._held.claim(one, 0.0)
     assert holder.settle_copied(one, settlement)
     assert not holder.settle_copied(one, settlement)
     world.consumer.capacity.release()
@@ -453,7 +453,7 @@ def test_a_message_that_comes_back_while_its_copies_are_sent_is_deleted_under_it
 ):
     (one,) = world.deliveries(queue, "a")
     holder, older = world.consumer.holder, one.handle
-    assert holder._held.claim(one)
+    assert holder._held.claim(one, 0.0)
     world.come_back(queue, early=True)
     world.consumer.capacity.free(one)
     assert one.handle != older

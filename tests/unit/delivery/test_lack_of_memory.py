@@ -116,7 +116,7 @@ def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
             world.clock.advance(TIMEOUT)
             assert ran or world.visible(queue) == ["a"], lack.at
         world.close()
-    assert {"QueueConsumer._arrived", "Buffer.put", "Held.settle", "Settler._enqueue"} <= set(places)
+    assert {"QueueConsumer._arrived", "Buffer.put", "Held.settle", "SettlementBatches.add"} <= set(places)
 
 
 def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypatch, caplog):

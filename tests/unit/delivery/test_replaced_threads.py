@@ -13,6 +13,7 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.batches import PendingSettlement
 from celery_sqs_visibility.core.held import Held
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
@@ -63,11 +64,12 @@ class World:
         self.heartbeat = Heartbeat(self.core, self.clock, lambda *_: None, Pump(self.clock))
         self.settled = []
         self.settler = Settler(
-            0,
+            self.core.batches,
             self.clock,
             lambda ended, _now: self.settled.extend(one.delivery for one, _ in ended),
             lambda *_: None,
             CopyPermissions(self.clock),
+            Pump(self.clock),
         )
 
     def held(self, count):
@@ -138,7 +140,7 @@ def test_another_thread_does_what_one_was_sending_and_a_late_answer_counts_for_n
         threads, action = world.heartbeat.lane, "extend"
     else:
         for delivery in deliveries:
-            world.settler.submit(delivery, Delete(), world.clock.monotonic())
+            world.core.batches.add(PendingSettlement(delivery, Delete(), world.clock.monotonic()))
         threads, action = world.settler.lane, "delete"
     threads.start()
     stuck = world.relieve(threads, how)

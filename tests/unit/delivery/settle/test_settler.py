@@ -14,9 +14,16 @@ from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.batches import (
+    DELETE_LINGER_WINDOWS,
+    TOO_LATE,
+    PendingSettlement,
+    SettlementBatches,
+)
 from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Park, Release
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.settler import DELETE_LINGER_WINDOWS, TOO_LATE, Settler
+from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,
@@ -50,7 +57,14 @@ class World:
         self.copied = []  # deliveries whose copy was tried to be sent
         self.copy_errors = []
         self.listener = self.while_copying = lambda: None
-        self.settler = Settler(window, self.clock, self.note, self.send_copy, CopyPermissions(self.clock))
+        self.settler = Settler(
+            SettlementBatches(window),
+            self.clock,
+            self.note,
+            self.send_copy,
+            CopyPermissions(self.clock),
+            Pump(self.clock),
+        )
 
     def note(self, ended, _now):
         self.settled += [(one.delivery, one.settlement, error) for one, error in ended]
@@ -73,8 +87,10 @@ class World:
             self.sqs.fail_next(action, error, **position)
 
     def submit(self, deliveries, settlement):
-        for delivery in deliveries:
-            self.settler.submit(delivery, settlement, self.clock.monotonic())
+        with self.settler.lane.lock:
+            for delivery in deliveries:
+                self.settler.batches.add(PendingSettlement(delivery, settlement, self.clock.monotonic()))
+                self.settler.notice(self.clock.monotonic())
 
     def send_next(self, after=0.0):
         """Send what a thread would send then; `False` if nothing is due."""

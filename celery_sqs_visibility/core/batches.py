@@ -1,0 +1,283 @@
+"""Settlements on their way to SQS: which share a request, when it is due, and what becomes of failed ones."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Park,
+    Release,
+    Replaced,
+    Settlement,
+)
+from celery_sqs_visibility.errors import (
+    AnswerLostError,
+    ReceiptHandleInvalidError,
+    RequestRefusedError,
+    SQSError,
+    UnavailableError,
+)
+from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SECONDS
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.aws.queues import Queue
+
+#: Errors after which nothing is tried again.
+FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
+
+#: The error of a visibility change or a dead letter that could not be sent in time.
+TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it could be settled")
+
+#: A delete that has met another lingers for this many windows: more deletes are likely to come.
+DELETE_LINGER_WINDOWS: Final = 5
+
+#: The kind of request: a delete, a dead letter, or a visibility change.
+KIND_OF: Final[Mapping[type[Settlement], type[Settlement]]] = {
+    Delete: Delete,
+    Replaced: Delete,
+    DeadLetter: DeadLetter,
+    Hide: Hide,
+    Park: Hide,
+    Release: Hide,
+}
+
+
+class PendingSettlement(NamedTuple):
+    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
+
+    After a try whose answer was lost SQS may have carried it out, and may show a message that was hidden
+    from `done_by` on.
+    """
+
+    delivery: Delivery
+    settlement: Settlement
+    since: float
+    failures: int = 0
+    answer_lost: bool = False
+    done_by: float = math.inf
+
+    @property
+    def seconds(self) -> int:
+        """The visibility timeout to set."""
+        return self.settlement.seconds if isinstance(self.settlement, (Hide, Park, Release)) else 0
+
+    @property
+    def ours_until(self) -> float:
+        """The monotonic instant from which another worker may have the message."""
+        return min(self.delivery.deadline, self.done_by)
+
+    def clamped(self, now: float) -> PendingSettlement:
+        """The same, not beyond the horizon: SQS would refuse that."""
+        left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
+        if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
+            return self._replace(settlement=replace(self.settlement, seconds=left))
+        return self
+
+    def was_done_before(self, error: SQSError) -> bool:
+        """Whether SQS deleted it at an earlier try whose answer was lost: the handle is invalid since then.
+
+        A FIFO queue also refuses the handle of a message that is there, after the visibility timeout.
+        """
+        return (
+            isinstance(error, ReceiptHandleInvalidError)
+            and self.answer_lost
+            and not self.delivery.queue.fifo
+            and isinstance(self.settlement, Delete)
+        )
+
+
+#: A settlement that is over, with its error if it failed.
+Ended = tuple[PendingSettlement, SQSError | None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SettlementBatch:
+    """Settlements of one request; those that are too `late`, after their deadline, are not sent."""
+
+    origin: PendingBatch
+    settlements: list[PendingSettlement]
+    late: list[PendingSettlement]
+
+    def __len__(self) -> int:
+        return len(self.settlements)
+
+
+class PendingBatch:
+    """The pending settlements of one queue and one kind of request.
+
+    Attributes:
+        size: how many one request carries.
+        in_order: whether a request waits for the one before it: dead letters of FIFO queues keep their order.
+        in_flight: whether one of those requests has not been concluded.
+        not_before: the monotonic instant before which none is sent: the first one failed, and pauses.
+    """
+
+    def __init__(self, queue: Queue, kind: type[Settlement], window: float) -> None:
+        self.queue = queue
+        self.kind = kind
+        self.settlements: deque[PendingSettlement] = deque()
+        self.size = 1 if kind is DeadLetter else BATCH_ENTRIES
+        self.in_order = kind is DeadLetter and queue.fifo
+        self.in_flight = False
+        self.not_before = 0.0
+        self._window = window
+        # Nobody waits for a delete, except for the message's group in a FIFO queue.
+        can_linger = kind is Delete and not queue.fifo
+        self._longest_linger = window * (DELETE_LINGER_WINDOWS if can_linger else 1)
+
+    def due(self, now: float, *, flushing: bool) -> float:
+        """The monotonic instant of the next request. Not called where nothing is pending."""
+        if flushing or len(self.settlements) >= self.size:
+            return max(self.not_before, now)
+        linger = self._longest_linger if len(self.settlements) > 1 else self._window
+        return max(self.not_before, self.settlements[0].since + linger)
+
+    def take(self, now: float) -> SettlementBatch:
+        """The next request's settlements."""
+        popleft = self.settlements.popleft
+        taken = [popleft() for _ in range(min(self.size, len(self.settlements)))]
+        self.in_flight = self.in_order
+        if self.kind is Delete:
+            return SettlementBatch(self, taken, [])
+        late = [one for one in taken if one.ours_until <= now]
+        return SettlementBatch(self, [one.clamped(now) for one in taken if one not in late], late)
+
+
+class SettlementBatches:
+    """Settlements that are not over. Not thread-safe: the caller locks.
+
+    A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
+    sent after that: another worker may have the message, and SQS may take the old handle. Nor is a dead
+    letter, beside which the message would run again. Where an answer is lost the change may have been made,
+    and the message may be visible as soon as that says: a release is not sent again then.
+
+    Args:
+        window: for how many seconds a settlement lingers, so that others can share its request.
+
+    Attributes:
+        unfinished: how many are pending or under way.
+        flushing: how many wait for all of them: nothing lingers then.
+        news: whether the next request may be due earlier than it was; whoever looks resets it.
+    """
+
+    def __init__(self, window: float) -> None:
+        self.unfinished = 0
+        self.flushing = 0
+        self.news = False
+        self._window = window
+        self._batches: dict[tuple[Queue, type[Settlement]], PendingBatch] = {}
+        self._waiting: dict[PendingBatch, None] = {}  # those with settlements, first come first served
+        self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, it)
+        self._ties = itertools.count()
+
+    def add(self, one: PendingSettlement, new: int = 1) -> None:
+        """Carry out the settlement, soon; it is not `new` where it is tried again."""
+        queue, way = one.delivery.queue, type(one.settlement)
+        pending = self._batches.get((queue, way)) or self._new_batch(queue, way)
+        pending.settlements.append(one)
+        self.unfinished += new  # not before: memory may lack, and what is not there is never finished
+        # The first settlement sets the time, and a full batch goes at once.
+        if pending not in self._waiting:
+            self._waiting[pending] = None
+            self.news = True
+        elif len(pending.settlements) % pending.size == 0:
+            self.news = True
+
+    def due(self, now: float) -> float | None:
+        """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
+        if not self.unfinished:
+            return None
+        due = self._retries[0][0] if self._retries else math.inf
+        for pending in self._waiting:
+            if not pending.in_flight:
+                due = min(due, pending.due(now, flushing=self.flushing > 0))
+        return None if due == math.inf else due
+
+    def ready(self) -> int:
+        """About how many batches `take` would return now, where one is due."""
+        return max(1, sum(len(pending.settlements) // pending.size for pending in self._sendable()))
+
+    def take(self, now: float) -> SettlementBatch | None:
+        """A full batch, or one that has lingered for long enough; `None` if nothing is due."""
+        if not self.unfinished:
+            return None
+        while self._retries and self._retries[0][0] <= now:
+            self.add(heapq.heappop(self._retries)[2], new=0)
+        for pending in self._sendable():
+            if pending.due(now, flushing=self.flushing > 0) <= now:
+                batch = pending.take(now)
+                # To the end of the line, so that one busy queue does not keep the others waiting.
+                del self._waiting[pending]
+                if pending.settlements:
+                    self._waiting[pending] = None
+                return batch
+        return None
+
+    def answered(
+        self, batch: SettlementBatch, failed: Mapping[int, SQSError], since: float, now: float
+    ) -> list[Ended]:
+        """What is over of a request that was made at `since`, and failed in part; the rest is tried again.
+
+        Failed ones are sent again after one pause, so that they share a batch. `finish` follows.
+        """
+        tried = batch.settlements
+        failed = {i: error for i, error in failed.items() if not tried[i].was_done_before(error)}
+        not_before = now + pause(1 + max((tried[i].failures for i in failed), default=0))
+        ended: list[Ended] = []
+        for i, one in enumerate(tried):
+            error = failed.get(i)
+            if error is None or not self._retry(batch.origin, one, error, since, not_before):
+                ended.append((one, error))
+        return ended
+
+    def finish(self, batch: SettlementBatch, settlements: int) -> None:
+        """So many of a batch are over, and everybody was told."""
+        self.unfinished -= settlements
+        if batch.origin.in_order:
+            batch.origin.in_flight = False
+            self.news = True
+
+    def _sendable(self) -> list[PendingBatch]:
+        return [pending for pending in self._waiting if not pending.in_flight]
+
+    def _new_batch(self, queue: Queue, way: type[Settlement]) -> PendingBatch:
+        """The batch for a way to settle: ways that have the same kind of request share it."""
+        kind = KIND_OF[way]
+        shared = self._batches.setdefault((queue, kind), PendingBatch(queue, kind, self._window))
+        return self._batches.setdefault((queue, way), shared)
+
+    def _retry(
+        self,
+        pending: PendingBatch,
+        tried: PendingSettlement,
+        error: SQSError,
+        since: float,
+        not_before: float,
+    ) -> bool:
+        """Send it again at `not_before`; `False` if it failed for good."""
+        again = tried._replace(failures=tried.failures + 1, since=not_before)
+        if isinstance(error, AnswerLostError):
+            again = again._replace(answer_lost=True)
+            if pending.kind is Hide:
+                again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
+        if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
+            return False
+        if pending.in_order:
+            pending.settlements.appendleft(again)
+            pending.not_before = not_before
+            self._waiting[pending] = None
+        else:
+            heapq.heappush(self._retries, (not_before, next(self._ties), again))
+        self.news = True
+        return True

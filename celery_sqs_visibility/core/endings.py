@@ -1,0 +1,76 @@
+"""How deliveries end: the events of messages that come back, and the outcomes that metrics count."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Renew,
+    Settlement,
+    Split,
+)
+from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released
+
+#: The outcome of a message by its settlement; of a deleted one the request knows more.
+OUTCOMES: Final[Mapping[type[Settlement], str]] = {
+    Hide: "retried",
+    Lapse: "retried",
+    DeadLetter: "failed",
+    Release: "released",
+    Park: "delayed",
+    Renew: "delayed",
+    Split: "discarded",  # its records are messages of their own
+}
+
+
+class Ending(NamedTuple):
+    """How a delivery ended that is not deleted.
+
+    Attributes:
+        event: to be emitted.
+        visible_at: the monotonic instant at which its message is visible again, where it is expected.
+    """
+
+    event: DeliveryEvent
+    visible_at: float | None = None
+
+
+def return_of(delivery: Delivery, settlement: Settlement, now: float) -> Ending:
+    """How a message ends that is settled so at that monotonic instant, and comes back."""
+    facts = delivery.facts
+    match settlement:
+        case Hide(seconds, kept):
+            return Ending(Hidden(facts, seconds, kept), now + seconds)
+        case Park(seconds):
+            return Ending(Parked(facts, seconds), now + seconds)
+        case Lapse():
+            return Ending(Hidden(facts, max(0.0, delivery.deadline - now)), delivery.deadline)
+        case Release():
+            return Ending(Released(facts), now)
+        case Delete() | DeadLetter() | Renew() | Split():
+            raise AssertionError("its message does not come back")
+
+
+def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
+    """The outcome of a delivery that is settled so at that monotonic instant.
+
+    A message that is deleted without having run was revoked, has expired, or had been finished before. One
+    that is given up fails once: if it is kept, or its dead letter refused, it comes back to be given back.
+    """
+    if delivery.lost or delivery.deadline <= now:
+        return "lost"
+    if delivery.end_of_given_up is not None:
+        return delivery.end_of_given_up
+    if isinstance(settlement, Delete):
+        return delivery.outcome or ("succeeded" if delivery.started else "discarded")
+    if delivery.outcome == "released":  # though it is hidden for a while
+        return delivery.outcome
+    return OUTCOMES[type(settlement)]

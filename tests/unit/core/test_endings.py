@@ -1,0 +1,77 @@
+"""Every delivery has one outcome, and a message comes back when its settlement says."""
+
+from __future__ import annotations
+
+import pytest
+from support.factories import delivery, sqs_queue
+
+from celery_sqs_visibility.core.endings import OUTCOMES, outcome_of, return_of
+from celery_sqs_visibility.core.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Park,
+    Release,
+    Settlement,
+)
+from celery_sqs_visibility.events import Hidden, Parked, Released
+
+NOW = 1010.0
+
+
+@pytest.fixture
+def held():
+    return delivery(sqs_queue(), now=1000.0, timeout=120)
+
+
+def test_every_settlement_has_an_outcome():
+    assert {*OUTCOMES, Delete} == {*Settlement.__args__}
+
+
+@pytest.mark.parametrize(
+    ("settlement", "began", "told", "outcome"),
+    [
+        (Delete(), NOW, None, "succeeded"),
+        (Delete(), NOW, "failed", "failed"),
+        (Delete(), NOW, "skipped", "skipped"),
+        (Delete(), None, None, "discarded"),
+        (Hide(5), NOW, "failed", "retried"),
+        (Hide(5), None, "released", "released"),  # by a poll that came after the stop
+        (Lapse(), NOW, None, "retried"),
+        (Release(), None, None, "released"),
+        (Park(5), None, None, "delayed"),
+    ],
+)
+def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
+    held, settlement, began, told, outcome
+):
+    held.began, held.outcome = began, told
+    assert outcome_of(held, settlement, NOW) == outcome
+
+
+@pytest.mark.parametrize("settlement", [Hide(3600, kept=True), DeadLetter("why", "", Release()), Release()])
+@pytest.mark.parametrize("given_up", ["failed", "released"])
+def test_what_is_given_up_fails_once_whatever_comes_of_it(held, settlement, given_up):
+    held.began, held.end_of_given_up = NOW, given_up
+    assert outcome_of(held, settlement, NOW) == given_up
+
+
+def test_what_was_lost_has_no_other_outcome(held):
+    held.began = NOW
+    assert outcome_of(held, Delete(), held.deadline) == "lost"
+    held.lost = True
+    assert outcome_of(held, Delete(), NOW) == "lost"
+
+
+@pytest.mark.parametrize(
+    ("settlement", "event", "visible_at"),
+    [
+        (Hide(5), lambda facts: Hidden(facts, 5), NOW + 5),
+        (Park(7), lambda facts: Parked(facts, 7), NOW + 7),
+        (Lapse(), lambda facts: Hidden(facts, 110), 1120.0),
+        (Release(), Released, NOW),
+    ],
+)
+def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, settlement, event, visible_at):
+    assert return_of(held, settlement, NOW) == (event(held.facts), visible_at)
