@@ -11,15 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
-    Delete,
-    Hide,
-    Park,
-    Release,
-    Replaced,
-    Settlement,
-)
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Settlement
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,
@@ -42,16 +34,6 @@ TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it cou
 #: A delete that has met another lingers for this many windows: more deletes are likely to come.
 DELETE_LINGER_WINDOWS: Final = 5
 
-#: The kind of request: a delete, a dead letter, or a visibility change.
-KIND_OF: Final[Mapping[type[Settlement], type[Settlement]]] = {
-    Delete: Delete,
-    Replaced: Delete,
-    DeadLetter: DeadLetter,
-    Hide: Hide,
-    Park: Hide,
-    Release: Hide,
-}
-
 
 class PendingSettlement(NamedTuple):
     """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
@@ -70,7 +52,7 @@ class PendingSettlement(NamedTuple):
     @property
     def seconds(self) -> int:
         """The visibility timeout to set."""
-        return self.settlement.seconds if isinstance(self.settlement, (Hide, Park, Release)) else 0
+        return self.settlement.seconds if isinstance(self.settlement, Hide) else 0
 
     @property
     def ours_until(self) -> float:
@@ -80,7 +62,7 @@ class PendingSettlement(NamedTuple):
     def clamped(self, now: float) -> PendingSettlement:
         """The same, not beyond the horizon: SQS would refuse that."""
         left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
-        if isinstance(self.settlement, (Hide, Park)) and self.settlement.seconds > left:
+        if isinstance(self.settlement, Hide) and self.settlement.seconds > left:
             return self._replace(settlement=replace(self.settlement, seconds=left))
         return self
 
@@ -183,8 +165,10 @@ class SettlementBatches:
 
     def add(self, one: PendingSettlement, new: int = 1) -> None:
         """Carry out the settlement, soon; it is not `new` where it is tried again."""
-        queue, way = one.delivery.queue, type(one.settlement)
-        pending = self._batches.get((queue, way)) or self._new_batch(queue, way)
+        key = queue, kind = one.delivery.queue, type(one.settlement)
+        pending = self._batches.get(key) or self._batches.setdefault(
+            key, PendingBatch(queue, kind, self._window)
+        )
         pending.settlements.append(one)
         self.unfinished += new  # not before: memory may lack, and what is not there is never finished
         # The first settlement sets the time, and a full batch goes at once.
@@ -250,12 +234,6 @@ class SettlementBatches:
 
     def _sendable(self) -> list[PendingBatch]:
         return [pending for pending in self._waiting if not pending.in_flight]
-
-    def _new_batch(self, queue: Queue, way: type[Settlement]) -> PendingBatch:
-        """The batch for a way to settle: ways that have the same kind of request share it."""
-        kind = KIND_OF[way]
-        shared = self._batches.setdefault((queue, kind), PendingBatch(queue, kind, self._window))
-        return self._batches.setdefault((queue, way), shared)
 
     def _retry(
         self,

@@ -239,8 +239,7 @@ class Delivery:
     began: float | None = field(default=None, init=False)
     #: Whether it is settled when its run begins, and not when that ends.
     acknowledged_early: bool = field(default=False, init=False)
-    #: The outcome, as its request knows it, of a run whose message is deleted: "failed", "retried" ... And
-    #: "released" for a message that is given back unrun, but hidden.
+    #: The outcome, as its request knows it, of a run whose message is deleted: "failed", "retried" ...
     outcome: str | None = field(default=None, init=False)
     #: Of a message that is given up: "failed", and "released" where that was known before it came back.
     end_of_given_up: str | None = field(default=None, init=False)

@@ -11,21 +11,21 @@ from celery_sqs_visibility.core.settlements import (
     Delete,
     Hide,
     Lapse,
-    Park,
-    Release,
     Renew,
     Settlement,
     Split,
+    Why,
 )
 from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released
 
-#: The outcome of a message by its settlement; of a deleted one the request knows more.
-OUTCOMES: Final[Mapping[type[Settlement], str]] = {
-    Hide: "retried",
+#: The outcome of a message by its settlement, or why it is hidden; of a deleted one the request knows more.
+OUTCOMES: Final[Mapping[type[Settlement] | Why, str]] = {
+    Why.RETRIED: "retried",
+    Why.KEPT: "retried",
+    Why.PARKED: "delayed",
+    Why.RELEASED: "released",
     Lapse: "retried",
     DeadLetter: "failed",
-    Release: "released",
-    Park: "delayed",
     Renew: "delayed",
     Split: "discarded",  # its records are messages of their own
 }
@@ -47,14 +47,14 @@ def return_of(delivery: Delivery, settlement: Settlement, now: float) -> Ending:
     """How a message ends that is settled so at that monotonic instant, and comes back."""
     facts = delivery.facts
     match settlement:
-        case Hide(seconds, kept):
-            return Ending(Hidden(facts, seconds, kept), now + seconds)
-        case Park(seconds):
+        case Hide(seconds, Why.PARKED):
             return Ending(Parked(facts, seconds), now + seconds)
+        case Hide(0, Why.RELEASED):
+            return Ending(Released(facts), now)
+        case Hide(seconds, why):
+            return Ending(Hidden(facts, seconds, why is Why.KEPT), now + seconds)
         case Lapse():
             return Ending(Hidden(facts, max(0.0, delivery.deadline - now)), delivery.deadline)
-        case Release():
-            return Ending(Released(facts), now)
         case Delete() | DeadLetter() | Renew() | Split():
             raise AssertionError("its message does not come back")
 
@@ -71,6 +71,4 @@ def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
         return delivery.end_of_given_up
     if isinstance(settlement, Delete):
         return delivery.outcome or ("succeeded" if delivery.started else "discarded")
-    if delivery.outcome == "released":  # though it is hidden for a while
-        return delivery.outcome
-    return OUTCOMES[type(settlement)]
+    return OUTCOMES[settlement.why if isinstance(settlement, Hide) else type(settlement)]

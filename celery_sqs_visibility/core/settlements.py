@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Done."""
+    """Done. Its payload is kept where another message has its place, or had, and needs that."""
+
+    keeps_payload: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Replaced(Delete):
-    """Another message has its place, or had: delete it, but not its payload, which that one needs."""
+class Why(enum.Enum):
+    """Why a message is hidden, as events and measurements tell."""
+
+    RETRIED = "its run failed, and is tried again"
+    KEPT = "it is given up, and is not run when it comes back"
+    PARKED = "it is not due yet"
+    RELEASED = "it is given back, not run to its end"
 
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Failed: come back in `seconds`, whole ones, clamped to the horizon; not to be run if it is `kept`."""
+    """Come back in `seconds`, whole ones, clamped to the horizon; 0 is at once."""
 
     seconds: int
-    kept: bool = False
+    why: Why = Why.RETRIED
+
+
+RELEASE: Final = Hide(0, Why.RELEASED)
 
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
     """Failed: come back when the visibility timeout runs out. Costs no request."""
-
-
-@dataclass(frozen=True, slots=True)
-class Park:
-    """Not due yet: come back in `seconds`, whole ones."""
-
-    seconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,6 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Not run: visible again now."""
-
-    seconds: ClassVar[int] = 0
-
-
-@dataclass(frozen=True, slots=True)
 class DeadLetter:
     """Given up: to the dead-letter queue as `body` with `attributes`, then delete.
 
@@ -85,4 +81,4 @@ class DeadLetter:
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
-Settlement = Delete | Hide | Lapse | Park | Renew | Split | Release | DeadLetter
+Settlement = Delete | Hide | Lapse | Renew | Split | DeadLetter

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Arrival
-from celery_sqs_visibility.core.settlements import Delete, Lapse, Park, Renew, Settlement, Split
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
@@ -184,7 +184,7 @@ class Arrivals:
         else:
             unrun = content
         # No copy is sent during a shutdown.
-        if unrun is not None and (dispatch is not None or isinstance(unrun, (Delete, Park))):
+        if unrun is not None and (dispatch is not None or isinstance(unrun, (Delete, Hide))):
             delivery.settle(unrun)
         elif dispatch is None or not isinstance(content, DecodedMessage):
             self._give_back(delivery)

@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Lapse, Release, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Renew
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.event_log import listen
@@ -268,7 +268,7 @@ class QueueConsumer:
 
     def _release_buffered(self, queue: Queue) -> None:
         for delivery in self._take_buffered(queue.name):
-            delivery.settle(Release())
+            delivery.settle(RELEASE)
 
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
         """Take one queue's deliveries out of the buffer, or all; others' stay, which may share it."""

@@ -12,15 +12,7 @@ from celery_sqs_visibility.core.batches import Ended
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.held import Arrival, Held, Past
-from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
-    Delete,
-    Lapse,
-    Renew,
-    Replaced,
-    Settlement,
-    Split,
-)
+from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Lapse, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
@@ -148,7 +140,7 @@ class DeliveryHolder:
             emit(events.Superseded(delivery.facts))
         elif arrival is Arrival.FINISHED:
             emit(events.FinishedBefore(delivery.facts))
-            delivery.settle(Replaced())  # perhaps by a dead letter or a copy
+            delivery.settle(Delete(keeps_payload=True))  # perhaps by a dead letter or a copy
 
     def extend_in_time(self) -> None:
         """Messages have arrived: see that the pump extends them in time."""
@@ -285,7 +277,7 @@ class DeliveryHolder:
         """Nothing more is sent of its copies: settle it, or have Celery hold it. A thread of the pump."""
         then, copying = settlement_of(sending, self._permissions, self.rejection), sending.copying
         delivery, consumer = sending.delivery, sending.delivery.consumer
-        if isinstance(then, Replaced) and isinstance(copying, Renew):
+        if isinstance(then, Delete) and isinstance(copying, Renew):
             self._renewed(delivery, copying, sending.message_id)
         if then is not None:
             self.settle_copied(delivery, then)
@@ -336,7 +328,7 @@ class DeliveryHolder:
                 if delivery.lost or delivery.deadline <= answered:
                     # It may be there still, under a newer handle: SQS says OK to a delete with an old one.
                     self.remember(Past.UNDELETED, delivery)
-                elif delivery.pointer is not None and not isinstance(one.settlement, Replaced):
+                elif delivery.pointer is not None and not one.settlement.keeps_payload:
                     self._remove_payload(delivery.pointer)
                 if is_wanted:
                     emit(events.Deleted(delivery.facts))
@@ -371,7 +363,7 @@ class DeliveryHolder:
             with self._lock:
                 self._held.finish(delivery, self._clock.monotonic())
             emit(events.DeadLettered(delivery.facts, letter.reason))
-            self._resume(delivery, Replaced())
+            self._resume(delivery, Delete(keeps_payload=True))
             return
         with self._lock:
             waits = self._held.postpone(delivery, letter.otherwise)

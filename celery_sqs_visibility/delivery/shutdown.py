@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, State
-from celery_sqs_visibility.core.settlements import Hide, Release, Renew, Split
+from celery_sqs_visibility.core.settlements import RELEASE, Hide, Renew, Split, Why
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.receiver import Pauses, Receivers
 from celery_sqs_visibility.policy.clock import Clock
@@ -134,9 +134,8 @@ class Shutdown:
         if began is not None and delivery.facts.receive_count > 1:
             polls_over = began + self._holder.options.for_queue(queue).wait_time_seconds
             seconds = max(0, math.ceil(polls_over - self._clock.monotonic()))
-        delivery.outcome = "released"
         own = delivery.facts.message_id in self._given_back.get(queue, ())
-        delivery.settle(Hide(seconds) if seconds and not own else Release())
+        delivery.settle(RELEASE if own else Hide(seconds, Why.RELEASED))
 
     def flush(self) -> None:
         """Finish settlements under way, in bounded time.
@@ -161,7 +160,7 @@ class Shutdown:
         # Before a poll of our own may bring one of them back.
         for each in deliveries:
             self._given_back.setdefault(each.queue.name, set()).add(each.facts.message_id)
-        released = [delivery for delivery in deliveries if delivery.settle(Release())]
+        released = [delivery for delivery in deliveries if delivery.settle(RELEASE)]
         if released:
             self._released_at = self._clock.monotonic()
         return released

@@ -20,7 +20,7 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Park
+from celery_sqs_visibility.core.settlements import Hide, Why
 from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
 from celery_sqs_visibility.delivery.awaited_payloads import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.event_log import listen
@@ -207,7 +207,7 @@ class Function:
         if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
             waiting = self._holder.parking.waiting(delivery, content, message)
             if waiting is None and self._clock.monotonic() + seconds + ANSWER_SECONDS > until:
-                waiting = Park(math.ceil(seconds))
+                waiting = Hide(math.ceil(seconds), Why.PARKED)
             if waiting is not None:
                 delivery.settle(waiting)
                 return

@@ -16,15 +16,15 @@ from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.endings import return_of
 from celery_sqs_visibility.core.held import Held, Past
 from celery_sqs_visibility.core.settlements import (
+    RELEASE,
     DeadLetter,
     Delete,
     Hide,
     Lapse,
-    Park,
-    Release,
     Renew,
     Settlement,
     Split,
+    Why,
 )
 from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -160,8 +160,8 @@ class InvocationHolder:
         """Make messages that were not run visible at once, as long as there is time."""
         now = self._clock.monotonic()
         for delivery in deliveries:
-            self._held.settle(delivery, Release(), now)
-            measure_end(delivery, Release(), now)
+            self._held.settle(delivery, RELEASE, now)
+            measure_end(delivery, RELEASE, now)
         for start in range(0, len(deliveries), BATCH_ENTRIES):
             some = deliveries[start : start + BATCH_ENTRIES]
             error = self._change_visibility(some[0].queue, some, 0)
@@ -175,7 +175,7 @@ class InvocationHolder:
         match settlement:
             case Delete():
                 self.done.add(delivery.facts.message_id)
-            case Hide() | Park() | Release():
+            case Hide():
                 if self._change_visibility(delivery.queue, [delivery], settlement.seconds) is None:
                     emit(return_of(delivery, settlement, self._clock.monotonic())[0])
             case Lapse():
@@ -207,7 +207,7 @@ class InvocationHolder:
         then = settlement_of(sending, self._permissions, self.rejection)
         if isinstance(then, Delete) and isinstance(copying, Renew):
             emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
-        self._carry_out(delivery, then or Park(0))
+        self._carry_out(delivery, then or Hide(0, Why.PARKED))
 
     def _copied(self, delivery: Delivery, copying: Renew | Split) -> Sending:
         """Send copies on this thread."""

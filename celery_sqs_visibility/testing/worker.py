@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.object_store import no_op
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Release, Renew, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, Renew, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
@@ -163,7 +163,7 @@ class Worker(DeliveryHolder):
         """End as after `shutdown_timeout`: keys are released, the run's message is visible at once."""
         if self._runs.keys is not None:
             self._runs.keys.release_now()
-        delivery.settle(Release())
+        delivery.settle(RELEASE)
         self.send_all()
 
     def die(self) -> None:
@@ -199,7 +199,7 @@ class Worker(DeliveryHolder):
         return self._arrivals.fetched(delivery, content, message)
 
     def _give_back(self, delivery: Delivery) -> None:
-        delivery.settle(Release())
+        delivery.settle(RELEASE)
 
     def _lanes(self) -> list[Lane[Any]]:
         return [*self.lanes, self._runs.keys.lane] if self._runs.keys is not None else self.lanes

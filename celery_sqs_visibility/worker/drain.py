@@ -29,7 +29,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import processes_of
 from celery_sqs_visibility.core.delivery import Delivery, State
-from celery_sqs_visibility.core.settlements import Release
+from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
@@ -376,7 +376,7 @@ def _give_back_unread(queue_consumers: Iterable[QueueConsumer]) -> None:
     A pool that ends starts no other process, which would read them.
     """
     held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.held()]
-    unread = [each for each in held if each.state is State.DISPATCHED and each.settle(Release())]
+    unread = [each for each in held if each.state is State.DISPATCHED and each.settle(RELEASE)]
     if unread:
         logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
 

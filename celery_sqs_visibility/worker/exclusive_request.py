@@ -18,7 +18,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Delete, Park, Renew
+from celery_sqs_visibility.core.settlements import Delete, Hide, Renew, Why
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -211,7 +211,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     def _wait(self, seconds: int, copy: Renew | None) -> None:
         """Let the message come back, as a copy if there is one."""
-        self.settle(Park(seconds) if copy is None else replace(copy, park=seconds))
+        self.settle(Hide(seconds, Why.PARKED) if copy is None else replace(copy, park=seconds))
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:

@@ -31,7 +31,7 @@ from celery_sqs_visibility.contacts.python import (
     threads_of,
 )
 from celery_sqs_visibility.contacts.worker import hand_over_by
-from celery_sqs_visibility.core.settlements import Release
+from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -313,6 +313,6 @@ def keep_what_was_sent(pool: Any) -> None:
         for job in jobs.take_unsent():
             request = request_of(job)
             if isinstance(request, DeliveryRequest):
-                request.settle(Release())
+                request.settle(RELEASE)
 
     flush_by(pool, forget_unsent)

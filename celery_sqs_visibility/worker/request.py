@@ -36,7 +36,7 @@ from celery.worker import state
 from celery_sqs_visibility.contacts.pool import was_told_to_end
 from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.events import Finished, emit, log_safely
@@ -299,7 +299,7 @@ class DeliveryRequest(CeleryRequest):
             super().reject(requeue)
         elif not self.acknowledged:
             if self._rejected_by_task and requeue:
-                self.settle(Release())
+                self.settle(RELEASE)
             elif (backoff := after_rejection(self.delivery, self.task)) is not None:
                 self.settle(backoff)
             elif self._rejected_by_task:
@@ -405,7 +405,7 @@ class DeliveryRequest(CeleryRequest):
             logger.warning(
                 "Task %s[%s] comes back: its process was killed", self.name, self.id, extra=self.log_extra()
             )
-            self.settle(Release())
+            self.settle(RELEASE)
 
     def _come_back_out_of_memory(self) -> None:
         """Celery would end the worker, and leave the message unacknowledged."""

@@ -15,16 +15,7 @@ from typing import Final, NamedTuple
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Consumer, Delivery
-from celery_sqs_visibility.core.settlements import (
-    Delete,
-    Lapse,
-    Park,
-    Release,
-    Renew,
-    Replaced,
-    Settlement,
-    Split,
-)
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Renew, Settlement, Split, Why
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
@@ -441,12 +432,12 @@ def settlement_of(sending: Sending, permissions: CopyPermissions, rejection: Rej
     A thread that sends. In workers and Lambda functions.
     """
     if not sending.left:
-        return Delete() if isinstance(sending.copying, Split) else Replaced()
+        return Delete(keeps_payload=isinstance(sending.copying, Renew))
     if isinstance(sending.error, REFUSALS):
         if isinstance(sending.copying, Renew):
             return _not_renewed(sending, sending.copying, sending.error, permissions)
         return _not_split(sending, sending.copying, sending.error, rejection)
-    return Release() if sending.given_back and not sending.sent else Lapse()
+    return RELEASE if sending.given_back and not sending.sent else Lapse()
 
 
 def _not_renewed(
@@ -455,7 +446,7 @@ def _not_renewed(
     queue = sending.delivery.queue
     if not isinstance(error, DeletesRefusedError) and permissions.refuse_sends(queue):
         log_safely(logger.warning, NOT_SENT, queue.name, error)
-    return None if renew.park is None else Park(renew.park)
+    return None if renew.park is None else Hide(renew.park, Why.PARKED)
 
 
 def _not_split(sending: Sending, split: Split, error: SQSError, rejection: Rejection) -> Settlement:

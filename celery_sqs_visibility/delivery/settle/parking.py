@@ -14,7 +14,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery, MakeCopy
-from celery_sqs_visibility.core.settlements import Park, Renew
+from celery_sqs_visibility.core.settlements import Hide, Renew, Why
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.policy.clock import Clock
@@ -81,7 +81,7 @@ class Parking:
 
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
-    ) -> Park | Renew | None:
+    ) -> Hide | Renew | None:
         """How the message waits for its ETA; `None`: Celery gets it now, and holds it until then."""
         if opened.eta is None:
             return None
@@ -91,11 +91,11 @@ class Parking:
         if hop is None:
             return None
         if not hop.renewed:
-            return Park(hop.seconds)
+            return Hide(hop.seconds, Why.PARKED)
         park = park_for(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._permissions.may_copy(queue) or (queue.fifo and limits.max_receive_count == 1):
-            return None if park is None else Park(park)
+            return None if park is None else Hide(park, Why.PARKED)
         delay = min(hop.seconds, limits.seconds_to_stay)
         content = message["Body"], delivery.message_attributes
         return Renew(_copy(delivery, *content, delay, opened.eta), opened.payload, park)

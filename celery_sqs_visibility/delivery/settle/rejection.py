@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Past
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.decoder import legible
 from celery_sqs_visibility.errors import UnreadableError
@@ -98,7 +98,7 @@ class Rejection:
         does since 5.7, and as AMQP does without a dead-letter exchange.
         """
         if requeue:
-            delivery.settle(Release())
+            delivery.settle(RELEASE)
         else:
             when_exhausted = self._options_of(delivery.queue.name).when_exhausted
             self._settle_given_up(
@@ -196,7 +196,7 @@ class Rejection:
         """
         policy = self._redrive.peek(delivery.queue)
         if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
-            return Release()
+            return RELEASE
         return _kept(self._redrive, delivery.queue)
 
 
@@ -216,7 +216,7 @@ def without_dead_letters(redrive: RedriveBook, queue: Queue, when_exhausted: str
 
 def _kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
     """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
-    return Hide(KEPT_SECONDS, kept=True) if redrive.knows(queue) else Lapse()
+    return Hide(KEPT_SECONDS, Why.KEPT) if redrive.knows(queue) else Lapse()
 
 
 def _log(level: int, sentence: str, delivery: Delivery, reason: str) -> None:

@@ -21,7 +21,7 @@ from support.models.steps import step
 from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import Delete, Release, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Renew
 from celery_sqs_visibility.errors import ThrottledError
 from celery_sqs_visibility.policy.continued_events import continued_in
 
@@ -167,7 +167,7 @@ class Copies:
             return
         if key[0] == "t" and not has_key:
             renew = delivery.renewal(self.clock.wall() + ETA, lambda one: self.copy_of(one, payload), payload)
-            delivery.settle(replace(renew, park=ETA) if renew else Release())
+            delivery.settle(replace(renew, park=ETA) if renew else RELEASE)
         elif delivery.settle(Delete()):
             self.done[key] += 1
 

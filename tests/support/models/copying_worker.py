@@ -7,7 +7,7 @@ from support.factories import EVERYTHING
 from support.models.flights import Flight
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.core.settlements import Release, Split
+from celery_sqs_visibility.core.settlements import RELEASE, Split
 from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
@@ -85,7 +85,7 @@ class Worker:
             consumer.stop_polling()
             consumer.holder.copies.interrupt(consumer, Split, *kinds)
             for delivery in factories.unstarted(consumer):
-                delivery.settle(Release())
+                delivery.settle(RELEASE)
 
     def _take(self, payload, delivery):
         self.tasks.append((payload, delivery))

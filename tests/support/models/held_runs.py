@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
 
 #: How a run may end.
 ENDS = {
@@ -11,9 +11,9 @@ ENDS = {
     "failure": lambda _: Hide(7),
     "failure, for long": lambda _: Hide(400),
     "failure, at its own time": lambda _: Lapse(),
-    "release": lambda _: Release(),
+    "release": lambda _: RELEASE,
     "given up": lambda run: DeadLetter("broken", run.message_id, otherwise=Hide(9)),
-    "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=Release()),
+    "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=RELEASE),
 }
 
 

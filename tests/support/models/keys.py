@@ -15,7 +15,7 @@ from celery import states
 from support.clock import FakeClock
 from support.factories import FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.core.settlements import Delete, Hide, Park, Renew
+from celery_sqs_visibility.core.settlements import Delete, Hide, Renew
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -118,7 +118,7 @@ class Keys:
     def settled(self, message, made):
         (settlement, *_) = made.holder.settled
         match settlement:
-            case Hide(seconds) | Park(seconds):
+            case Hide(seconds):
                 message.visible_at = self.clock.monotonic() + seconds
             case Renew(copy=retries):
                 message.receives, message.attempts, message.published_retries = 0, 0, retries

@@ -6,7 +6,7 @@ import functools
 from weakref import ref
 
 from celery_sqs_visibility.core.delivery import Inactivity
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.policy.prefetch import Slots
 
 
@@ -32,7 +32,7 @@ ENDS = {
     "failure": lambda run, _: run.delivery.settle(Hide(7)),
     "failure, for long": lambda run, _: run.delivery.settle(Hide(400)),
     "failure, at its own time": lambda run, _: run.delivery.settle(Lapse()),
-    "release": lambda run, _: run.delivery.settle(Release()),
+    "release": lambda run, _: run.delivery.settle(RELEASE),
     "an error": lambda run, _: run.delivery.settle(run.delivery.after_an_error()),
     "comes back": lambda run, _: run.delivery.come_back(ValueError("elsewhere")),
     "given up": lambda run, world: run.delivery.give_up("broken", lambda: world.account.body_of(run)),

@@ -16,7 +16,7 @@ from support.models.steps import step
 from support.simulated_threads import SimulatedThreads
 
 from celery_sqs_visibility.beat import SendsOnce
-from celery_sqs_visibility.core.settlements import Park
+from celery_sqs_visibility.core.settlements import Hide, Why
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.errors import StoreUnavailableError
 from celery_sqs_visibility.policy.options import Options
@@ -165,7 +165,7 @@ class Stores:
 
     def come_back(self, holder, sent_at):
         (settlement,) = holder.settled
-        if isinstance(settlement, Park):
+        if isinstance(settlement, Hide) and settlement.why is Why.PARKED:
             self.waiting.append([self.clock.monotonic() + settlement.seconds, sent_at, True, False])
 
     def beat(self):

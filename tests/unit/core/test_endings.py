@@ -6,15 +6,7 @@ import pytest
 from support.factories import delivery, sqs_queue
 
 from celery_sqs_visibility.core.endings import OUTCOMES, outcome_of, return_of
-from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
-    Delete,
-    Hide,
-    Lapse,
-    Park,
-    Release,
-    Settlement,
-)
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
 from celery_sqs_visibility.events import Hidden, Parked, Released
 
 NOW = 1010.0
@@ -26,7 +18,7 @@ def held():
 
 
 def test_every_settlement_has_an_outcome():
-    assert {*OUTCOMES, Delete} == {*Settlement.__args__}
+    assert {*OUTCOMES, Delete, Hide} == {*Settlement.__args__, *Why}
 
 
 @pytest.mark.parametrize(
@@ -37,10 +29,10 @@ def test_every_settlement_has_an_outcome():
         (Delete(), NOW, "skipped", "skipped"),
         (Delete(), None, None, "discarded"),
         (Hide(5), NOW, "failed", "retried"),
-        (Hide(5), None, "released", "released"),  # by a poll that came after the stop
+        (Hide(5, Why.RELEASED), None, None, "released"),  # by a poll that came after the stop
         (Lapse(), NOW, None, "retried"),
-        (Release(), None, None, "released"),
-        (Park(5), None, None, "delayed"),
+        (RELEASE, None, None, "released"),
+        (Hide(5, Why.PARKED), None, None, "delayed"),
     ],
 )
 def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
@@ -50,7 +42,7 @@ def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
     assert outcome_of(held, settlement, NOW) == outcome
 
 
-@pytest.mark.parametrize("settlement", [Hide(3600, kept=True), DeadLetter("why", "", Release()), Release()])
+@pytest.mark.parametrize("settlement", [Hide(3600, Why.KEPT), DeadLetter("why", "", RELEASE), RELEASE])
 @pytest.mark.parametrize("given_up", ["failed", "released"])
 def test_what_is_given_up_fails_once_whatever_comes_of_it(held, settlement, given_up):
     held.began, held.end_of_given_up = NOW, given_up
@@ -68,9 +60,11 @@ def test_what_was_lost_has_no_other_outcome(held):
     ("settlement", "event", "visible_at"),
     [
         (Hide(5), lambda facts: Hidden(facts, 5), NOW + 5),
-        (Park(7), lambda facts: Parked(facts, 7), NOW + 7),
+        (Hide(5, Why.KEPT), lambda facts: Hidden(facts, 5, kept=True), NOW + 5),
+        (Hide(5, Why.RELEASED), lambda facts: Hidden(facts, 5), NOW + 5),
+        (Hide(7, Why.PARKED), lambda facts: Parked(facts, 7), NOW + 7),
         (Lapse(), lambda facts: Hidden(facts, 110), 1120.0),
-        (Release(), Released, NOW),
+        (RELEASE, Released, NOW),
     ],
 )
 def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, settlement, event, visible_at):

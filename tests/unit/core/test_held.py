@@ -23,7 +23,7 @@ from celery_sqs_visibility.core.held import (
     Arrival,
     Held,
 )
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, REQUESTED
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, UnavailableError
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
@@ -101,7 +101,7 @@ def test_what_was_settled_unrun_is_known_by_its_tag_and_neither_starts_nor_is_ex
     assert (core.get(held.tag), held.held, len(core)) == (held, True, 1)
     assert core.settle(held, settlement, NOW)
     assert (core.get(held.tag), held.held, len(core)) == (held, False, 0)
-    assert not core.settle(held, Release(), NOW)
+    assert not core.settle(held, RELEASE, NOW)
     assert not core.start(held, NOW)
     assert not core.dispatch(held)
     assert (held.lease_key, leases._taken) == (None, {})
@@ -119,7 +119,7 @@ def test_what_ran_and_is_settled_is_not_known_by_its_tag(core):
 def test_tags_are_forgotten_with_their_deliveries(core):
     one = core.take_in()
     tag = one.tag
-    assert core.settle(one, Release(), NOW)
+    assert core.settle(one, RELEASE, NOW)
     del one
     gc.collect()
     assert core.get(tag) is None
@@ -166,7 +166,7 @@ def test_an_extension_by_the_visibility_timeout_is_due_a_heartbeat_interval_befo
     assert (extended, handle, seconds) == (held, held.handle, TIMEOUT)
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release(), Lapse()])
+@pytest.mark.parametrize("settlement", [Hide(5), RELEASE, Lapse()])
 @pytest.mark.parametrize("error", [None, UNANSWERED, INVALID])
 def test_a_settlement_waits_for_the_extension_and_is_handed_back_however_that_ended(
     core, held, settlement, error

@@ -14,7 +14,7 @@ from support.factories import TIMEOUT, every_queue
 
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Held, Past
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, UnavailableError
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -97,7 +97,7 @@ def test_what_was_given_up_is_remembered_for_as_long_as_it_can_come_back_however
     assert not core.remembers(Past.GIVEN_UP, one)
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release()])
+@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), RELEASE])
 def test_what_was_settled_and_not_deleted_is_known_as_kept(core, settlement):
     _, one = receive(core, "m")
     assert not core.remembers(Past.KEPT, one)
@@ -162,7 +162,7 @@ class ComingBack(RuleBasedStateMachine):
         assert self.core.claim(one, self.now) is not was_copied
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), Release()]), old=st.booleans())
+    @rule(data=st.data(), settlement=st.sampled_from([Delete(), Hide(7), RELEASE]), old=st.booleans())
     def settle(self, data, settlement, old):
         message = self.pick(data)
         one = self.held[message]

@@ -14,7 +14,7 @@ from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.held import Past
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Park, Release, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Renew, Why
 from celery_sqs_visibility.delivery.awaited_payloads import (
     MOST_FETCHES,
     SILENCE_SECONDS,
@@ -107,7 +107,7 @@ def test_a_payload_of_another_producer_stays_since_others_may_need_it(world, que
     assert (len(store.objects), left(queue)) == (1, 0)
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), Release(), Park(5)], ids=repr)
+@pytest.mark.parametrize("settlement", [Hide(5), Lapse(), RELEASE, Hide(5, Why.PARKED)], ids=repr)
 def test_a_message_that_comes_back_keeps_its_payload(world, queue, store, settlement):
     held(world, queue, store).settle(settlement)
     flushed(world)

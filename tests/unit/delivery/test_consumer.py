@@ -11,7 +11,7 @@ from support.factories import DELETES, TIMEOUT, CrowdedSQS, requests
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
 from celery_sqs_visibility.policy.options import Options
@@ -123,7 +123,7 @@ def test_it_can_be_closed_before_anything_and_twice_and_used_again(world, queue,
     world.consumer.close()
     world.handed.clear()
     (again,) = world.deliveries(queue)
-    again.settle(Release())
+    again.settle(RELEASE)
     events.wait(Released, 2)
 
 
@@ -170,7 +170,7 @@ def test_a_slot_is_taken_from_when_celery_gets_a_message_until_its_run_ends(make
     if acknowledged != "given back":
         delivery.acknowledged_early = acknowledged == "early"
         assert delivery.start()
-    assert delivery.settle(Release() if acknowledged == "given back" else Delete())
+    assert delivery.settle(RELEASE if acknowledged == "given back" else Delete())
     if acknowledged == "early":
         assert world.hand_over() == 0
         delivery.ran()

@@ -17,7 +17,7 @@ from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.core.held import ANSWERED_LATE, DEADLINE_PASSED, HORIZON_REACHED, Held
-from celery_sqs_visibility.core.settlements import Delete, Hide, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import (
@@ -201,7 +201,7 @@ def test_an_extension_that_is_answered_after_the_deadline_proves_nothing(
     assert len(world.extensions()) == 1
 
 
-@pytest.mark.parametrize("settlement", [Hide(5), Release()])
+@pytest.mark.parametrize("settlement", [Hide(5), RELEASE])
 @pytest.mark.parametrize("error", [None, NO_ANSWER], ids=["granted", "failed"])
 def test_a_settlement_waits_for_the_extension_in_flight_however_that_ends(world, queue, settlement, error):
     (one,) = world.hold(queue)
@@ -251,7 +251,7 @@ def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_en
 def test_a_settlement_that_cannot_be_resumed_leaves_nothing_as_being_extended(world, queue, caplog):
     one, *others = world.hold(queue, 3)
     world.resumed = None  # there is a bug
-    world.sqs.meanwhile = lambda: world.settle(one, Release())
+    world.sqs.meanwhile = lambda: world.settle(one, RELEASE)
     world.beat_after(TIMEOUT - INTERVAL)
     assert not any(delivery.extending for delivery in (one, *others))
     assert {delivery.deadline for delivery in others} == {world.clock.monotonic() + TIMEOUT}

@@ -12,7 +12,7 @@ from support.processes import SOON, wait_until
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Split
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Split, Why
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.delivery.settle.copies import Sending
@@ -77,16 +77,16 @@ def test_an_error_after_one_settlement_concerns_no_other(world, queue, events, m
     wait_until(lambda: told in caplog.text, SOON, "the error to be logged")
 
 
-@pytest.mark.parametrize("kept", [False, True])
-def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events, kept):
+@pytest.mark.parametrize("why", [Why.RETRIED, Why.KEPT])
+def test_a_hide_beyond_the_horizon_is_told_and_expected_as_sqs_was_asked(world, queue, events, why):
     (one,) = world.deliveries(queue, "a")
     one.deadline = world.clock.monotonic() + 11 * 3600 + TIMEOUT  # after eleven hours of heartbeats
     world.clock.advance(11 * 3600)
-    one.settle(Hide(VISIBILITY_HORIZON_SECONDS, kept))
+    one.settle(Hide(VISIBILITY_HORIZON_SECONDS, why))
     (hidden,) = events.wait(Hidden)
     ((_, asked),) = world.entries(CHANGES)
     assert asked <= 3600
-    assert (hidden.seconds, hidden.kept) == (asked, kept)
+    assert (hidden.seconds, hidden.kept) == (asked, why is Why.KEPT)
 
 
 def test_what_lapsed_is_not_hidden_any_more_but_may_still_be_deleted(make, events):

@@ -16,7 +16,7 @@ from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.core.settlements import Delete, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
 from celery_sqs_visibility.events import Released, subscribe
 
@@ -386,7 +386,7 @@ def test_a_message_is_hidden_for_longer_without_a_lease_too_and_settled_once(wor
     world.send("a")
     ((delivery, _, _),) = handler._decoded(world.event()["Records"], now + 60)
     delivery.extend(now + 100)
-    assert delivery.settle(Release())
+    assert delivery.settle(RELEASE)
     assert not delivery.settle(Delete())
     assert world.changes() == [100, 0]
     assert delivery.holder.done == set()

@@ -7,7 +7,7 @@ from celery.exceptions import Reject
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.core.settlements import Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Hide, Lapse
 
 POLICY = {"url": "https://sqs/1/q", "backoff_policy": {1: 10, 2: 20.5}, "backoff_tasks": ["named"]}
 GIVEN_UP = ("rejected by the task", {})
@@ -28,7 +28,7 @@ FAILURE, REJECTED, REQUEUED = ValueError(), Reject("no"), Reject("no", requeue=T
         ("named", FAILURE, 3, Lapse()),
         ("named", REJECTED, 1, Hide(10)),
         ("named", REJECTED, 3, Lapse()),
-        ("named", REQUEUED, 1, Release()),
+        ("named", REQUEUED, 1, RELEASE),
         ("other", FAILURE, 1, AFTER_AN_ERROR),
         ("other", REJECTED, 1, GIVEN_UP),
     ],

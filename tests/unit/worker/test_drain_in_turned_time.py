@@ -11,7 +11,7 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.core.delivery import State
-from celery_sqs_visibility.core.settlements import Release
+from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
@@ -543,7 +543,7 @@ def test_a_finish_gives_back_what_no_process_has_read(world, caplog):
     world.drain.begin()
     caplog.set_level("INFO")
     world.drain.finish()
-    assert settled == [("unread", Release())]
+    assert settled == [("unread", RELEASE)]
     assert "1 message given back that no process had begun" in caplog.text
 
 

@@ -23,7 +23,7 @@ from support.factories import (
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import Delete, Hide, Park, Release, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Renew, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -253,7 +253,7 @@ def test_what_cannot_be_copied_waits_for_the_store_the_longer_the_fewer_receives
     """Each wait is a receive, and after the last one that is allowed SQS moves the message, unrun."""
     made = make(copies=False, receive_count=receive_count, max_receive_count=most)
     end(made, "the store is down")
-    assert made.settled == [Park(seconds)]
+    assert made.settled == [Hide(seconds, Why.PARKED)]
     assert f"was not run, and comes back in {seconds} s" in caplog.text
 
 
@@ -269,7 +269,7 @@ def test_what_acquires_no_key_does_not_wait_for_the_store(make, options):
 def test_a_message_that_cannot_be_copied_or_is_run_elsewhere_is_hidden(make, owner, copies):
     made = make(copies=copies)
     end(made, Processing(29.5, owner))
-    assert made.settled == [Park(30)]
+    assert made.settled == [Hide(30, Why.PARKED)]
 
 
 @pytest.mark.parametrize(("error", "delay"), [(WorkerLostError("gone"), 0.0), (TimeLimitExceeded(5), 0.5)])
@@ -313,7 +313,7 @@ def test_a_process_that_was_killed_for_another_run_releases_the_key(make):
     made = make()
     made.dispatch()
     made.on_failure(exc_info(Terminated(-15)))
-    assert (made.settled, [delay for _, delay in made.worker.key_leases.released]) == ([Release()], [0])
+    assert (made.settled, [delay for _, delay in made.worker.key_leases.released]) == ([RELEASE], [0])
 
 
 def test_a_failure_that_its_child_decided_releases_nothing_here(make):

@@ -15,7 +15,7 @@ from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 from kombu.common import QoS
 from support.factories import exc_info
 
-from celery_sqs_visibility.core.settlements import Release
+from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker.pool_patches import (
     hand_over_requests,
@@ -68,9 +68,9 @@ FATES = {
     "what was sent to a process is waited for": (job(ALIVE), RUN, True, False, []),
     "also once the pool is closed": (job(ALIVE), CLOSE, True, False, []),
     "so is what was accepted": (job(ALIVE, accepted=True), RUN, True, False, []),
-    "what no process has is given back": (job(), RUN, False, False, [Release()]),
+    "what no process has is given back": (job(), RUN, False, False, [RELEASE]),
     "what a dead one has not read is for its successor": (job(DEAD), RUN, True, True, []),
-    "where there is none, it is given back": (job(DEAD), CLOSE, False, False, [Release()]),
+    "where there is none, it is given back": (job(DEAD), CLOSE, False, False, [RELEASE]),
 }
 
 

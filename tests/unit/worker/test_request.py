@@ -17,7 +17,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
 
-from celery_sqs_visibility.core.settlements import Delete, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Lapse
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.events import Finished, subscribe
 from celery_sqs_visibility.worker import worker_context
@@ -63,7 +63,7 @@ def test_an_acknowledged_message_is_deleted_once_and_its_run_has_finished_if_the
 @pytest.mark.parametrize(
     ("exc", "settled"),
     [
-        (Reject("no", requeue=True), [Release()]),
+        (Reject("no", requeue=True), [RELEASE]),
         (Reject("no"), GIVEN_UP),
         (Reject(ValueError("no")), GIVEN_UP),
         (WorkerLostError("gone"), [AFTER_AN_ERROR]),
@@ -232,7 +232,7 @@ def test_what_comes_of_a_process_that_was_killed_is_not_its_runs_end(
     if cancelled:
         running.cancel(running.worker.pool)
     running.on_failure(exc_info(exc))
-    assert holder.settled == [Release()]
+    assert holder.settled == [RELEASE]
     assert running not in state.active_requests
     assert cancelled or "comes back: its process was killed" in caplog.text
 
@@ -254,7 +254,7 @@ def test_a_run_whose_process_was_told_to_end_with_the_worker_is_given_back(
         see()
     monkeypatch.setattr(Event, "wait", lambda *_: see())  # the signal comes while it is waited for
     running.on_failure(lost_by(status))
-    assert holder.settled == [Release()]
+    assert holder.settled == [RELEASE]
     assert running not in state.active_requests
 
 

@@ -12,7 +12,7 @@ from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
@@ -163,7 +163,7 @@ def test_what_cannot_be_failed_unrun_comes_back_and_raises_nothing(make, app, ca
     assert "could not be failed, and comes back" in caplog.text
 
 
-@pytest.mark.parametrize(("exc", "settled"), [(Ignore(), Delete()), (Reject("no", requeue=True), Release())])
+@pytest.mark.parametrize(("exc", "settled"), [(Ignore(), Delete()), (Reject("no", requeue=True), RELEASE)])
 def test_celerys_own_ways_to_end_keep_their_meaning(make, failures, exc, settled):
     one = make()
     one.on_failure(exc_info(exc), return_ok=True)

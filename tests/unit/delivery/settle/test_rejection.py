@@ -8,7 +8,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Release
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Why
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.events import Unreadable
@@ -16,7 +16,7 @@ from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_O
 from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
 
 FIRST = 1_700_000_000.0
-KEPT = Hide(KEPT_SECONDS, kept=True)
+KEPT = Hide(KEPT_SECONDS, Why.KEPT)
 
 
 class Rejecting:
@@ -110,7 +110,7 @@ def test_a_message_that_is_deleted_for_good_has_one_warning(caplog, end, redrive
 @pytest.mark.parametrize(
     ("redrive", "receive_count", "otherwise"),
     # Received more often than the policy says, SQS should have moved it, and could not; it must not spin.
-    [(5, 4, Release()), (5, 5, Release()), (5, 6, KEPT), ("plain", 4, KEPT)],
+    [(5, 4, RELEASE), (5, 5, RELEASE), (5, 6, KEPT), ("plain", 4, KEPT)],
 )
 def test_a_failed_message_becomes_a_dead_letter_and_is_not_deleted_without(redrive, receive_count, otherwise):
     world = Rejecting("q.fifo", redrive)
@@ -120,7 +120,7 @@ def test_a_failed_message_becomes_a_dead_letter_and_is_not_deleted_without(redri
 
 @pytest.mark.parametrize(
     ("redrive", "requeue", "becomes"),
-    [(None, True, Release()), (5, True, Release()), (5, False, Lapse()), (None, False, Delete())],
+    [(None, True, RELEASE), (5, True, RELEASE), (5, False, Lapse()), (None, False, Delete())],
 )
 def test_a_rejected_message_is_released_or_left_to_the_policy_or_deleted(redrive, requeue, becomes):
     world = Rejecting("q.fifo", redrive)
@@ -200,7 +200,7 @@ def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(c
         (Rejecting("q.fifo", "hidden"), 1000, Lapse()),
         (Rejecting("q.fifo", "plain"), RECEIVES_OF_NO_TASK, KEPT),
         (Rejecting("q.fifo", "plain"), 1, Lapse()),
-        (Rejecting("q.fifo", 9), RECEIVES_OF_NO_TASK, Release()),
+        (Rejecting("q.fifo", 9), RECEIVES_OF_NO_TASK, RELEASE),
     ],
     ids=["standard queue", "kept", "unknown policy", "named dead letters", "early", "left to the policy"],
 )

@@ -20,7 +20,7 @@ from celery_sqs_visibility.core.batches import (
     PendingSettlement,
     SettlementBatches,
 )
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Park, Release
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
@@ -43,7 +43,7 @@ LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
 LOST = AnswerLostError("the connection was closed")
 THROTTLED = ThrottledError("slow down")
-VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), Release(), Park(700)])
+VISIBILITY_CHANGES = pytest.mark.parametrize("settlement", [Hide(5), RELEASE, Hide(700, Why.PARKED)])
 GONE = ReceiptHandleInvalidError("gone")
 
 
@@ -151,7 +151,7 @@ def test_the_first_of_a_batch_sets_the_time(world, queue):
 
 def test_visibility_changes_share_requests_and_deletes_have_their_own(world, queue):
     one, two, three, four = world.receive(queue, 4)
-    settlements = [(one, Hide(5)), (two, Release()), (three, Park(700)), (four, Delete())]
+    settlements = [(one, Hide(5)), (two, RELEASE), (three, Hide(700, Why.PARKED)), (four, Delete())]
     for delivery, settlement in settlements:
         world.submit([delivery], settlement)
     world.work_off()
@@ -192,9 +192,9 @@ def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch
     world.fail(DELETES, NO_ANSWER)
     world.submit([bad], Delete())
     world.send_next(after=WINDOW)
-    world.submit([good], Release())
+    world.submit([good], RELEASE)
     world.send_next(after=WINDOW)
-    assert world.settled == [(good, Release(), None)]
+    assert world.settled == [(good, RELEASE, None)]
     assert not world.send_next()
     world.clock.advance(LONGEST_PAUSE_SECONDS)
     world.submit([late], Delete())
@@ -203,7 +203,7 @@ def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch
 
 
 @pytest.mark.parametrize(
-    ("settlement", "action"), [(Hide(5), CHANGES), (Release(), CHANGES), (Delete(), DELETES)]
+    ("settlement", "action"), [(Hide(5), CHANGES), (RELEASE, CHANGES), (Delete(), DELETES)]
 )
 def test_a_refused_handle_is_not_tried_again(world, queue, settlement, action):
     (one,) = world.receive(queue)
@@ -232,7 +232,7 @@ def test_a_handle_that_is_refused_after_an_answer_was_lost_was_deleted_and_after
 
 
 @pytest.mark.parametrize(
-    ("settlement", "action", "error"), [(Delete(), DELETES, LOST), (Release(), CHANGES, NO_ANSWER)]
+    ("settlement", "action", "error"), [(Delete(), DELETES, LOST), (RELEASE, CHANGES, NO_ANSWER)]
 )
 def test_a_fifo_queue_that_refuses_a_second_try_may_have_the_message_still(world, settlement, action, error):
     """Since its visibility timeout has passed, as SQS sees it; then the first try has not reached it."""
@@ -273,7 +273,7 @@ def test_no_visibility_is_changed_after_the_deadline(world, queue, settlement):
 
 @pytest.mark.parametrize(
     ("settlement", "pause", "tries"),
-    [(Release(), 0, 1), (Hide(5), 5, 1), (Park(700), 0, 2), (Hide(5), 0, 2), (Delete(), 5, 2)],
+    [(RELEASE, 0, 1), (Hide(5), 5, 1), (Hide(700, Why.PARKED), 0, 2), (Hide(5), 0, 2), (Delete(), 5, 2)],
     ids=["released", "hidden, and back", "parked", "hidden", "deleted"],
 )
 def test_what_may_be_done_is_not_done_to_the_next_worker(world, queue, settlement, pause, tries):
@@ -297,10 +297,10 @@ def test_what_may_be_done_is_not_done_to_the_next_worker(world, queue, settlemen
 def test_a_release_is_sent_again_where_it_certainly_was_not_done(world, queue, error, tries):
     (one,) = world.receive(queue)
     world.fail(CHANGES, error)
-    world.submit([one], Release())
+    world.submit([one], RELEASE)
     world.work_off()
     assert len(world.batches(CHANGES)) == tries
-    assert world.settled == [(one, Release(), None if tries > 1 else error)]
+    assert world.settled == [(one, RELEASE, None if tries > 1 else error)]
 
 
 @VISIBILITY_CHANGES
@@ -340,21 +340,21 @@ def test_neither_a_broken_logging_filter_nor_listener_costs_a_settlement(world, 
 @given(
     st.integers(0, VISIBILITY_HORIZON_SECONDS),
     st.integers(0, VISIBILITY_HORIZON_SECONDS - 1),
-    st.sampled_from([Hide, Park]),
+    st.sampled_from(Why),
 )
-def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed, kind):
+def test_a_hide_is_clamped_to_what_is_left_of_the_twelve_hours(seconds, elapsed, why):
     world = World(window=0)
     (one,) = world.receive(world.queue())
     world.clock.advance(elapsed)
     one.deadline = world.clock.monotonic() + TIMEOUT
-    world.submit([one], kind(seconds))
+    world.submit([one], Hide(seconds, why))
     world.send_next()
     asked = max(0, min(seconds, VISIBILITY_HORIZON_SECONDS - elapsed - HORIZON_MARGIN_SECONDS))
     assert world.batches(CHANGES) == [[(one.handle, asked)]]
-    assert world.settled == [(one, kind(asked), None)]  # SQS did not refuse, and the event says the same
+    assert world.settled == [(one, Hide(asked, why), None)]  # SQS did not refuse, and the event says the same
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Delete(), Hide(5), Release()])), max_size=80))
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from([Delete(), Hide(5), RELEASE])), max_size=80))
 @settings(max_examples=40)
 def test_each_settlement_is_done_once_and_no_batch_is_too_large(submissions):
     world = World()
