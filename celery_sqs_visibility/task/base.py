@@ -40,7 +40,7 @@ from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.contacts.app import forget_given_limit, set_within_autoretry
 from celery_sqs_visibility.errors import PublishError, QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
-from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
+from celery_sqs_visibility.policy.attempts import End, comes_back_after
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
@@ -268,7 +268,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         while decided is not None and not isinstance(decided, Retry):
             decided = decided.__context__
         last = self.is_last_attempt(request, self.limit_of(request))
-        if decided is None and fate_of(End.UNDECIDED, last=last) is Fate.COME_BACK:
+        if decided is None and comes_back_after(End.UNDECIDED, last=last):
             decided = VisibilityRetry(None, exc, self.delay_after(request, exc))
         retry: Retry | None = as_ours(decided)
         return retry
@@ -338,7 +338,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         cause = exc if isinstance(exc, BaseException) else current
         explicit = end is End.RETRIED
         retried = explicit or self.comes_back(exc)
-        if fate_of(end, retried=retried, last=self.is_last_attempt(request, limit)) is Fate.GIVE_UP:
+        if not comes_back_after(end, retried=retried, last=self.is_last_attempt(request, limit)):
             request.visibility_final = exc if isinstance(exc, BaseException) else self._exhausted()
             raise request.visibility_final
         delay = self.wanted_delay(request, cause or self._exhausted(), countdown, explicit=explicit)

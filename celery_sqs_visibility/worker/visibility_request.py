@@ -40,10 +40,9 @@ from celery_sqs_visibility.events import Failed, emit
 from celery_sqs_visibility.policy.attempts import (
     RELEASES_FORGIVEN,
     End,
-    Fate,
     are_spent,
     attempts_made,
-    fate_of,
+    comes_back_after,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retry_delays import whole_seconds
@@ -163,7 +162,7 @@ class VisibilityRequest(DeliveryRequest):
 
     def _lost_run_comes_back(self, exc: Any, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and report the retry as the child would have."""
-        if self.acknowledged or self._fate_of_lost_run(exc) is not Fate.COME_BACK:
+        if self.acknowledged or not self._comes_back_after_loss(exc):
             return False
         task, context = self.task, self.context
         delay = task.delay_after(context, exc)
@@ -194,10 +193,10 @@ class VisibilityRequest(DeliveryRequest):
         finally:
             self.task.request_stack.pop()
 
-    def _fate_of_lost_run(self, exc: BaseException) -> Fate:
+    def _comes_back_after_loss(self, exc: BaseException) -> bool:
         if isinstance(exc, WorkerLostError) and self._has_succeeded:
-            return Fate.COME_BACK  # only its chord is left to do
-        return fate_of(End.LOST, retried=self.task.comes_back(exc), last=self._is_last_attempt)
+            return True  # only its chord is left to do
+        return comes_back_after(End.LOST, retried=self.task.comes_back(exc), last=self._is_last_attempt)
 
     def _come_back(self, delay: float | None, error: str) -> None:
         self._emit_failure(error, delay, last=False)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 from dataclasses import dataclass, field
@@ -13,12 +14,59 @@ from typing import Any
 
 import celery
 
-from celery_sqs_visibility.policy.attempts import End, Fate, fate_of
+from celery_sqs_visibility.policy import attempts
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
 #: It holds the rest of the text.
 PAGE = Path(__file__).resolve().parents[2] / "docs/ends.md"
+
+
+class End(enum.Enum):
+    """How a run of a `VisibilityTask` ended, or why there was none."""
+
+    SUCCEEDED = "the task returned, and Celery stored its result"
+    FAILED = attempts.End.FAILED.value
+    RETRIED = attempts.End.RETRIED.value
+    PUBLISHED = (
+        "the task published its successor: `self.retry()` with changes, `self.replace()`, `continue_later()`"
+    )
+    UNDECIDED = attempts.End.UNDECIDED.value
+    LOST = attempts.End.LOST.value
+    IGNORED = "the task raised `Ignore`"
+    RELEASED = "the task raised `Reject(requeue=True)`, or called `self.visibility.release()`"
+    REJECTED = "the task raised `Reject(requeue=False)`"
+    REVOKED = "the task was revoked, or has expired"
+
+
+class Fate(enum.Enum):
+    """What becomes of a message."""
+
+    DELETE = "deleted"
+    #: Hidden for a delay, then received again.
+    COME_BACK = "comes back"
+    #: Visible again at once.
+    RELEASE = "released"
+    #: Moved to the dead-letter queue; without one, deleted or kept as `when_exhausted` says.
+    GIVE_UP = "given up"
+
+
+#: Ends after which Celery acknowledges or rejects the message.
+CELERYS = {
+    End.SUCCEEDED: Fate.DELETE,
+    End.PUBLISHED: Fate.DELETE,
+    End.IGNORED: Fate.DELETE,
+    End.REVOKED: Fate.DELETE,
+    End.RELEASED: Fate.RELEASE,
+    End.REJECTED: Fate.GIVE_UP,
+}
+
+
+def fate_of(end: End, *, retried: bool = True, last: bool = False) -> Fate:
+    if end in CELERYS:
+        return CELERYS[end]
+    comes_back = attempts.comes_back_after(attempts.End(end.value), retried=retried, last=last)
+    return Fate.COME_BACK if comes_back else Fate.GIVE_UP
 
 
 @dataclass(frozen=True)

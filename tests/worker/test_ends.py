@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.ends import ROWS
+from support.ends import ROWS, Fate
 
 from celery_sqs_visibility.delivery.settle.dead_letters import described
-from celery_sqs_visibility.policy.attempts import Fate
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 
