@@ -191,6 +191,8 @@ class Lane(Generic[Batch]):
         self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # unless it says so
         due = self._work.due(now)
         self.next_due = math.inf if due is None else due
+        if due is not None and self.stopping:
+            self._pump.add(self)  # it may have been forgotten while its last batch was concluded
 
     def abandon(self, threads: set[threading.Thread], now: float) -> list[Abandoned]:
         """Take batches from those of the threads that died or hang at that instant. Under the lock."""

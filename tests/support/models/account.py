@@ -81,7 +81,8 @@ class Account:
     @property
     def sendings(self):
         """Whose copies are sent."""
-        return [each for consumer in self.world.consumers for each in consumer.holder.copies._sendings]
+        holders = dict.fromkeys(consumer.holder for consumer in self.world.consumers)
+        return [each for holder in holders for each in holder.copies._sendings]
 
     def interrupt_copies(self):
         """The machine slept during requests, which may be taken for hanging ones and made once more."""

@@ -180,6 +180,25 @@ def test_a_lane_that_ends_is_forgotten_and_takes_part_again_with_new_work(tasks)
     tasks.finish(1)
 
 
+def test_what_its_last_batch_leaves_is_done_though_the_lane_was_forgotten_meanwhile(tasks, monkeypatch):
+    concluded = tasks.conclude
+
+    def leaves_work(batch, since, failed):
+        if batch == "a":
+            with tasks.lane.lock:
+                tasks.pump._first()  # as another thread looks
+                assert tasks.lane not in tasks.pump._lanes
+                tasks.waiting.append((0.0, "b"))
+        concluded(batch, since, failed)
+
+    monkeypatch.setattr(tasks, "conclude", leaves_work)
+    tasks.add("a")
+    tasks.under_way(1)
+    tasks.lane.stop()
+    tasks.finish(2)
+    assert [batch for batch, _ in tasks.concluded] == ["a", "b"]
+
+
 def test_those_that_are_not_needed_any_more_end_but_one(tasks):
     tasks.add(*"abcd")
     tasks.under_way(MOST)
