@@ -20,9 +20,9 @@ from support.lanes import work_off
 
 from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.core.pending import LINGER_SECONDS
 from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.payloads.removals import Removals
-from celery_sqs_visibility.delivery.publish.pending import LINGER_SECONDS
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS

@@ -50,6 +50,9 @@ class Rejecter(Protocol):
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
         """See `Delivery.refuse`."""
 
+    def refusal(self, delivery: Delivery, reason: str, body: str) -> Settlement:
+        """Settlement of a message that `refuse` refuses."""
+
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """See `Delivery.after_an_error`."""
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.batches import Ended
+from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.held import Arrival, Held, Past
@@ -18,7 +19,7 @@ from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.pump import Lane, Pump
-from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
+from celery_sqs_visibility.delivery.settle.copies import Copies, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
@@ -72,7 +73,8 @@ class DeliveryHolder:
         self._store = outgoing.store
         self._removals = Removals(self._store.objects, clock, pump) if self._store else None
         self.settler = Settler(self._held.batches, clock, self._settled, self._send_letter, permissions, pump)
-        self.copies = Copies(outgoing, permissions, self._spare, window, clock, self._copied, pump=pump)
+        copies = PendingCopies(window, outgoing.offloads, self._spare)
+        self.copies = Copies(copies, outgoing, permissions, clock, self._copied, pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 
     def give_leases(self, leases: Leases | None) -> None:
@@ -262,8 +264,8 @@ class DeliveryHolder:
         with self._lock:
             if not self._held.claim(delivery, now):
                 return False
+            self.copies.submit(delivery, copying)
         measure_end(delivery, copying, now)
-        self.copies.submit(delivery, copying)
         if delivery.consumer is not None:
             delivery.consumer.free(delivery)
         return True
@@ -275,7 +277,7 @@ class DeliveryHolder:
 
     def _copied(self, sending: Sending) -> None:
         """Nothing more is sent of its copies: settle it, or have Celery hold it. A thread of the pump."""
-        then, copying = settlement_of(sending, self._permissions, self.rejection), sending.copying
+        then, copying = settlement_of(sending, self._permissions), sending.copying
         delivery, consumer = sending.delivery, sending.delivery.consumer
         if isinstance(then, Delete) and isinstance(copying, Renew):
             self._renewed(delivery, copying, sending.message_id)

@@ -56,6 +56,13 @@ class Work(Protocol[Batch]):
         """The request has returned or was abandoned; `failed` has the errors by position in the batch."""
 
 
+class Flushed(Protocol):
+    """What a lane sends, and has not ended yet: nothing of it lingers while it is `flushing`."""
+
+    unfinished: int
+    flushing: int
+
+
 @dataclass(slots=True, eq=False)
 class InProgressBatch(Generic[Batch]):
     """A batch that a thread took at the monotonic instant `since`, and sends: at `seen` it did not hang."""
@@ -113,6 +120,18 @@ class Lane(Generic[Batch]):
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
         """Wait until a batch's end has made it true, for `timeout` seconds; whether it is. Under the lock."""
         return self._pump.wait_until(condition, timeout)
+
+    def flush(self, pending: Flushed, timeout: float) -> bool:
+        """Send everything now; whether all has ended within `timeout` seconds."""
+        with self.lock:
+            if not pending.unfinished:
+                return True
+            pending.flushing += 1
+            self.wake()
+            try:
+                return self.wait_until(lambda: not pending.unfinished, timeout)
+            finally:
+                pending.flushing -= 1
 
     def has_thread(self) -> bool:
         """Start a thread if there is none; `False` where the system refuses it. Under the lock."""

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.endings import return_of
 from celery_sqs_visibility.core.held import Held, Past
@@ -28,7 +29,8 @@ from celery_sqs_visibility.core.settlements import (
 )
 from celery_sqs_visibility.delivery.endings import measure_end
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.settle.copies import Copies, Sending, settlement_of
+from celery_sqs_visibility.delivery.pump import Pump
+from celery_sqs_visibility.delivery.settle.copies import Copies, settlement_of
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
@@ -204,7 +206,7 @@ class InvocationHolder:
             logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
             return
         sending.given_back = True
-        then = settlement_of(sending, self._permissions, self.rejection)
+        then = settlement_of(sending, self._permissions)
         if isinstance(then, Delete) and isinstance(copying, Renew):
             emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
         self._carry_out(delivery, then or Hide(0, Why.PARKED))
@@ -212,18 +214,17 @@ class InvocationHolder:
     def _copied(self, delivery: Delivery, copying: Renew | Split) -> Sending:
         """Send copies on this thread."""
         ended: list[Sending] = []
-        copies = Copies(
-            self._outgoing,
-            self._permissions,
-            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
+        pending = PendingCopies(
             0.0,
-            self._clock,
-            ended.append,
+            self._outgoing.offloads,
+            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
             reserve=ANSWER_SECONDS,
             check=CHECK_SECONDS,
         )
-        copies.submit(delivery, copying)
-        while copies.unfinished:
+        clock = self._clock
+        copies = Copies(pending, self._outgoing, self._permissions, clock, ended.append, Pump(clock))
+        pending.add(delivery, copying, clock.monotonic())
+        while pending.unfinished:
             if not copies.lane.send_next():
                 now = self._clock.monotonic()
                 self._sleep(max(0.0, (copies.due(now) or now) - now))

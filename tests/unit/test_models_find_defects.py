@@ -20,6 +20,7 @@ from support.models.stores import Stores
 from support.models.whole import Whole
 
 from celery_sqs_visibility.aws.breaker import Breaker
+from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import Arrival, Held
 from celery_sqs_visibility.delivery.arrivals import Arrivals
@@ -28,9 +29,7 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
-from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.policy.attempts import are_spent
@@ -163,11 +162,16 @@ LINES = [
     (ReceiveCapacity.free, "self.take_again(delivery)", "pass", "capacity is counted"),
     (ReceiveCapacity.free, "self._turns.end(delivery)", "pass", "nothing is held"),
     (SentCopies.submit, "self.lane.wake()", "pass", "nobody has woken the thread that sends copies"),
-    (SentCopies.take, "self._stop_late(now)", "pass", "unexpected error in a thread that sends copies"),
-    (SentCopies._note, "self._stop(sending)", "self._go_on(sending)", "unexpected error in a thread"),
+    (PendingCopies.take, "self.stop_late(now)", "pass", "unexpected error in a thread that sends copies"),
+    (
+        PendingCopies.answered,
+        "self._stop(sending, now)",
+        "self._go_on(sending, now)",
+        "unexpected error in a thread",
+    ),
     (RunWatch._end_if_inactive, "inactivity.end_run()", "pass", "a run that shows no life is ended"),
     (Lane.conclude, "self._pump.notify_waiting()", "pass", "nobody has notified"),
-    (Settler.flush, "self.lane.wake()", "pass", "nobody has woken the thread that settles"),
+    (Lane.flush, "self.wake()", "pass", "nobody has woken the thread that settles"),
     (
         QueueConsumer._put,
         "self.holder.extend_in_time()",

@@ -22,8 +22,8 @@ from celery_sqs_visibility import PublishError, publish_batch
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.core import pending
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish.blocks import batched, blocks_around
 from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.errors import AccessDeniedError

@@ -19,7 +19,7 @@ from support.faults import error, fail_entries, hold_request, lose_response
 from support.processes import SOON
 
 from celery_sqs_visibility import PublishError, publish_batch
-from celery_sqs_visibility.delivery.publish import pending
+from celery_sqs_visibility.core import pending
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
@@ -203,7 +203,7 @@ def test_a_task_that_ends_by_a_predicate_comes_back_while_its_messages_could_not
 PUBLISHER = """
 import time
 from celery_sqs_visibility import publish_batch
-from celery_sqs_visibility.delivery.publish import pending as backlog
+from celery_sqs_visibility.core import pending as backlog
 from support.app import make_app
 
 backlog.LINGER_SECONDS = 60.0

@@ -12,9 +12,9 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue, when_known
+from celery_sqs_visibility.core.pending import PendingMessage, PendingMessages
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.publish.pending import PendingMessage, PendingMessages
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock

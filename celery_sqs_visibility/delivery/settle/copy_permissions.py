@@ -11,6 +11,7 @@ from typing import Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
+from celery_sqs_visibility.core.copies import DeletesRefusedError
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     ReceiptHandleInvalidError,
@@ -31,10 +32,6 @@ NOT_DELETED: Final = (
     "that wait for an ETA or a key are hidden, and so are events of several records; allow "
     "sqs:DeleteMessage: %s"
 )
-
-
-class DeletesRefusedError(AccessDeniedError):
-    """A copy was not sent, since its original could not be deleted."""
 
 
 class CopyPermissions:

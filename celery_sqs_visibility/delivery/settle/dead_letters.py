@@ -11,9 +11,10 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.copies import DeletesRefusedError
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import DeadLetter
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,

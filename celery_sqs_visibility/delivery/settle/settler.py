@@ -60,6 +60,7 @@ class Settler:
         pump: Pump,
     ) -> None:
         self.batches = batches
+        self.due, self.ready, self.take = batches.due, batches.ready, batches.take
         self._clock = clock
         self._settled = settled
         self._send_letter = send_letter
@@ -74,27 +75,7 @@ class Settler:
 
     def flush(self, timeout: float) -> bool:
         """Send everything now; whether all was done within `timeout` seconds."""
-        with self.lane.lock:
-            if not self.batches.unfinished:
-                return True
-            self.batches.flushing += 1
-            self.lane.wake()
-            try:
-                return self.lane.wait_until(lambda: not self.batches.unfinished, timeout)
-            finally:
-                self.batches.flushing -= 1
-
-    def due(self, now: float) -> float | None:
-        """See `pump.Work`."""
-        return self.batches.due(now)
-
-    def ready(self) -> int:
-        """See `pump.Work`."""
-        return self.batches.ready()
-
-    def take(self, now: float) -> SettlementBatch | None:
-        """See `pump.Work`."""
-        return self.batches.take(now)
+        return self.lane.flush(self.batches, timeout)
 
     def send(self, batch: SettlementBatch, _since: float) -> BatchResult:
         """See `pump.Work`."""

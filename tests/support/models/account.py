@@ -13,10 +13,10 @@ from collections import Counter
 from support.factories import TIMEOUT
 
 from celery_sqs_visibility import events
+from celery_sqs_visibility.core.copies import CHECK_SECONDS
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
-from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
 from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
@@ -82,7 +82,7 @@ class Account:
     def sendings(self):
         """Whose copies are sent."""
         holders = dict.fromkeys(consumer.holder for consumer in self.world.consumers)
-        return [each for holder in holders for each in holder.copies._sendings]
+        return [each for holder in holders for each in holder.copies.pending.sendings]
 
     def interrupt_copies(self):
         """The machine slept during requests, which may be taken for hanging ones and made once more."""

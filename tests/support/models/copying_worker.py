@@ -7,8 +7,8 @@ from support.factories import EVERYTHING
 from support.models.flights import Flight
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.copies import CHECK_SECONDS
 from celery_sqs_visibility.core.settlements import RELEASE, Split
-from celery_sqs_visibility.delivery.settle.copies import CHECK_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -115,8 +115,8 @@ class Worker:
 
     def originals(self):
         """The messages whose copies go out."""
-        sendings = [sending for consumer in self.consumers for sending in consumer.holder.copies._sendings]
-        return [sending.delivery for sending in sendings]
+        pending = [consumer.holder.copies.pending for consumer in self.consumers]
+        return [sending.delivery for copies in pending for sending in copies.sendings]
 
     def extend_and_settle(self):
         for consumer in () if self.stopped else self.consumers:
@@ -128,7 +128,7 @@ class Worker:
     def has_ended(self):
         """Whether nothing is under way."""
         return not self.flights and not any(
-            consumer.holder.copies.unfinished or consumer.holder.settler.batches.unfinished
+            consumer.holder.copies.pending.unfinished or consumer.holder.settler.batches.unfinished
             for consumer in self.consumers
         )
 

@@ -90,7 +90,7 @@ def is_busy(world):
     held = any(
         len(consumer.held())
         or consumer.holder.settler.batches.unfinished
-        or consumer.holder.copies.unfinished
+        or consumer.holder.copies.pending.unfinished
         for consumer in world.consumers
     )
     starting = not world.has_started or world.ending
@@ -107,7 +107,7 @@ def check_nothing_is_kept(world, consumer):
     assert not consumer.holder._held.postponed, "no settlement waits"
     assert consumer.holder.next_extension() is None, "nothing is to be extended"
     assert not consumer.holder.settler.batches.unfinished, "everything is settled"
-    assert not consumer.holder.copies.unfinished, "all copies are sent"
+    assert not consumer.holder.copies.pending.unfinished, "all copies are sent"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
     assert capacity._fifo == Held(), "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"

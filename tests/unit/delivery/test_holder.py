@@ -10,12 +10,12 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core.copies import Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
 from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Split, Why
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive.turns import Turns
-from celery_sqs_visibility.delivery.settle.copies import Sending
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,

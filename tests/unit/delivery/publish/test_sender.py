@@ -15,8 +15,8 @@ from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core import pending
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
-from celery_sqs_visibility.delivery.publish import pending
 from celery_sqs_visibility.delivery.publish import sender as module
 from celery_sqs_visibility.delivery.publish.sender import MOST_PENDING, MOST_SENDERS, Sender
 from celery_sqs_visibility.errors import (

@@ -8,7 +8,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions, DeletesRefusedError
+from celery_sqs_visibility.core.copies import DeletesRefusedError
+from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.errors import AccessDeniedError
 
 DENIED = AccessDeniedError("allow sqs:DeleteMessage")

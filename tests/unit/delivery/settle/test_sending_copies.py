@@ -9,16 +9,17 @@ from support.factories import DELETES, TIMEOUT
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import Renew, Split
-from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
-from celery_sqs_visibility.delivery.pump import InProgressBatch
-from celery_sqs_visibility.delivery.settle.copies import (
+from celery_sqs_visibility.core.copies import (
     BATCHES_SIDE_BY_SIDE,
     RECORDS_A_TURN,
     REMAINDER,
-    Copies,
+    PendingCopies,
     Sending,
 )
+from celery_sqs_visibility.core.settlements import Renew, Split
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.pump import InProgressBatch, Pump
+from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -41,10 +42,9 @@ class World:
         self.sqs = FakeSQS(self.clock)
         self.queue = factories.queue(self.sqs, name)
         self.ended = []
-        permissions = CopyPermissions(self.clock)
-        self.copies = Copies(
-            OutgoingMessages(), permissions, lambda _: SPARE, 0, self.clock, self.ended.append
-        )
+        outgoing, permissions = OutgoingMessages(), CopyPermissions(self.clock)
+        pending = PendingCopies(0, outgoing.offloads, lambda _: SPARE)
+        self.copies = Copies(pending, outgoing, permissions, self.clock, self.ended.append, Pump(self.clock))
 
     def split(self, count, body="", **fields):
         """An event of so many records; what is left of it is told by its indices."""
@@ -317,7 +317,7 @@ def test_a_flush_waits_for_all(world):
     assert not world.copies.flush(0)
     world.work_off()
     assert world.copies.flush(0)
-    assert not world.copies.unfinished
+    assert not world.copies.pending.unfinished
 
 
 def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.publish.pending import (
+from celery_sqs_visibility.core.pending import (
     GIVE_UP_SECONDS,
     LINGER_SECONDS,
     MOST_CREDENTIAL_LOOKUPS,
