@@ -52,35 +52,27 @@ class Removals:
         # A heap: (not before, tie-break, removal)
         self._waiting: list[tuple[float, int, Removal]] = []
         self._ties = itertools.count()
-        self._unfinished = 0
-        self._flushing = False
+        self.unfinished = 0
+        self.flushing = 0  # flushes under way
 
     def submit(self, key: str) -> None:
         """Remove that object, soon: SQS has deleted its message."""
         now = self._clock.monotonic()
         with self._lock:
-            self._unfinished += 1
+            self.unfinished += 1
             self._wait([Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS)])
             self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
         """Remove everything without lingering; whether all was done within `timeout` seconds."""
-        with self._lock:
-            if not self._unfinished:
-                return True
-            self._flushing = True
-            self.lane.wake()
-            try:
-                return self.lane.wait_until(lambda: not self._unfinished, timeout)
-            finally:
-                self._flushing = False
+        return self.lane.flush(self, timeout)
 
     def due(self, now: float) -> float | None:
         """See `pump.Work`."""
         if not self._waiting:
             return None
         # A flush waits for nothing, but for the pause after a failure.
-        if self._flushing and any(not removal.failures for _, _, removal in self._waiting):
+        if self.flushing and any(not removal.failures for _, _, removal in self._waiting):
             return now
         return self._waiting[0][0]
 
@@ -123,7 +115,7 @@ class Removals:
                 Removal(batch[i].key, batch[i].until, not_before, batch[i].failures + 1)
                 for i in sorted(again)
             )
-            self._unfinished -= len(batch) - len(again)
+            self.unfinished -= len(batch) - len(again)
             self.lane.wake()
 
 

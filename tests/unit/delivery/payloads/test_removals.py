@@ -51,7 +51,7 @@ def test_a_flush_waits_for_nothing_else(world):
 def test_a_flush_too_waits_before_it_tries_again_what_has_failed(world):
     world.remove(1)
     world.objects.fail_next(DELETES, *[UnavailableError("no answer")] * 5)
-    world.removals._flushing = True
+    world.removals.flushing = 1
     assert work_off(world.removals.lane) == 1
     world.remove(2)
     assert work_off(world.removals.lane) == 1
