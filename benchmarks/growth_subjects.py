@@ -113,10 +113,12 @@ class Poll:
 _waiters = WeakKeyDictionary()
 
 
-def reserve_later(receiver, _timeout):
+def reserve_later(receiver, **_):
     """A thread that waits for capacity, without the thread: it waits from one call to the next."""
     capacity = receiver._capacity
-    waiter = _waiters.pop(receiver, None) or capacity.add_waiter(receiver.queue.name)
+    waiter = _waiters.pop(receiver, None) or capacity.add_waiter(
+        receiver.queue.name, worlds.Clock.monotonic(), lambda: None
+    )
     if waiter.reservation is None:
         _waiters[receiver] = waiter
     return waiter.reservation

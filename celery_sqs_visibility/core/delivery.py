@@ -148,26 +148,37 @@ class Holder(Protocol):
         """A run has ended whose message was acknowledged when it began."""
 
 
+class Places(Protocol):
+    """Where held deliveries are counted as their state changes: see `core.capacity`."""
+
+    def count(self, delivery: Delivery, messages: int) -> None:
+        """It is held from now on: it takes that many places more, which is one."""
+
+    def free(self, delivery: Delivery, now: float) -> None:
+        """It is settled, or its copies are sent."""
+
+    def end_run(self, delivery: Delivery, began: float, now: float) -> None:
+        """Its run has ended, which began at that instant, and whose message was settled then."""
+
+
 class Consumer(Protocol):
     """The consumer that received deliveries and gives them to Celery. Any thread; it makes no request."""
+
+    @property
+    def capacity(self) -> Places:
+        """Where its deliveries are counted, under the holder's lock."""
 
     def loop_late(self, now: float) -> float:
         """For how many seconds the loop that begins its runs has not come round; 0 where that is well."""
 
-    def free(self, delivery: Delivery) -> None:
-        """The delivery is settled, or its copies are sent: others may have its place."""
-
-    def rest(self, delivery: Delivery) -> None:
-        """Celery holds it for its ETA or its rate: others may have its place meanwhile."""
+    def rest(self, delivery: Delivery, wait: Wait) -> None:
+        """It waits for this, which leaves its place or its slot to others until `resume`, or its end."""
 
     def resume(self, delivery: Delivery) -> None:
         """Its time has come; harmless if it did not rest."""
 
-    def let_go(self) -> None:
-        """One that had no place is settled: perhaps it was the last that is held."""
-
-    def end_run(self, delivery: Delivery, began: float) -> None:
-        """A run that was settled when it began, at that instant, has ended."""
+    def free(self, delivery: Delivery) -> None:
+        """It is settled, rests or has run: others may have its place, and perhaps none is held any more."""
 
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
         """A message of the queue becomes visible at that monotonic instant."""
@@ -188,6 +199,14 @@ class State(enum.Enum):
     RUNNING = "a pool runs it"
     COPYING = "copies of it are sent, and only their sender settles it"
     SETTLED = "it has ended"
+
+
+class Wait(enum.Enum):
+    """For what a held delivery waits, without a place or a slot."""
+
+    PAYLOAD = "its payload, which S3 does not give: others have its place"
+    START = "its ETA or its rate, as Celery holds it: others may be received meanwhile"
+    FAR_START = "its rate, for long: others that are held may begin meanwhile"
 
 
 class Inactivity(NamedTuple):
@@ -233,6 +252,7 @@ class Delivery:
     #: kombu's delivery tag: the first receipt handle.
     tag: str = field(init=False)
     state: State = field(default=State.HELD, init=False)
+    wait: Wait | None = field(default=None, init=False)
     #: Whether the buffer, Celery or a thread that fetches its payload has it.
     in_hand: bool = field(default=False, init=False)
     #: The object that alone settles it from then on: Celery's request for it, then its run in a pool without
@@ -274,6 +294,11 @@ class Delivery:
     def held(self) -> bool:
         """Whether this process still holds the message."""
         return self.state is not State.SETTLED
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it takes capacity, unless it waits: while its copies are sent it does not."""
+        return self.state is not State.SETTLED and self.state is not State.COPYING
 
     @property
     def at_horizon(self) -> bool:

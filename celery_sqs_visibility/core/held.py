@@ -187,6 +187,8 @@ class Held:
         held = self.messages.get(key)
         if held is None:
             self.messages[key] = self._by_tag[delivery.tag] = delivery
+            if (consumer := delivery.consumer) is not None:
+                consumer.capacity.count(delivery, 1)
             finished = key in self._finished or key in self._undeleted
             return Arrival.FINISHED if finished else Arrival.NEW, delivery
         delivery.state = State.SETTLED
@@ -262,6 +264,8 @@ class Held:
             return False
         delivery.state, delivery.settled_at = State.COPYING, now
         self._end_lease(delivery)
+        if delivery.consumer is not None:
+            delivery.consumer.capacity.free(delivery, now)
         return True
 
     def disclaim(self, delivery: Delivery) -> bool:
@@ -269,6 +273,8 @@ class Held:
         if delivery.state is not State.COPYING:
             return False
         delivery.state, delivery.began, delivery.carrier = State.HELD, None, None
+        if delivery.consumer is not None:
+            delivery.consumer.capacity.count(delivery, 1)
         return True
 
     def settle(
@@ -304,6 +310,8 @@ class Held:
         else:
             self._kept.add(delivery.message_key, now)
         self._remove(delivery)
+        if not copied and (consumer := delivery.consumer) is not None:
+            consumer.capacity.free(delivery, now)
         self._end_lease(delivery)
         if delivery.extending:
             self.postpone(delivery, settlement)

@@ -9,13 +9,13 @@ from typing import Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Arrival
 from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Settlement, Split
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import (
     Content,
     DecodedMessage,
@@ -47,8 +47,9 @@ Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
-    `capacity` counts the messages. `receivers` has the callbacks of the queues; where one has none,
+    `capacity` counts those that Celery gets. `receivers` has the callbacks of the queues; where one has none,
     `give_back` settles its messages. Without `fetch` there are no payloads in S3.
+    `turn_given`, where queues have turns, is called as a message of that queue goes to Celery.
 
     Attributes:
         dispatching: whether Celery gets any messages.
@@ -58,10 +59,11 @@ class Arrivals:
         self,
         decoder: Decoder,
         holder: DeliveryHolder,
-        capacity: ReceiveCapacity,
+        capacity: Capacity,
         receivers: Receivers,
         give_back: Callable[[Delivery], None],
         fetch: Fetch | None = None,
+        turn_given: Callable[[str], None] | None = None,
     ) -> None:
         self._decoder = decoder
         self._holder = holder
@@ -69,6 +71,7 @@ class Arrivals:
         self._receivers = receivers
         self._give_back = give_back
         self._fetch = fetch
+        self._turn_given = turn_given
         self.dispatching = True
 
     def decode(
@@ -78,20 +81,14 @@ class Arrivals:
 
         A receiver's thread.
         """
-        decoded: list[Taken] = []
-        received: list[tuple[Arrival, Delivery]] = []
-        try:
-            decoded = self._decoder.decode(queue, messages, called, returned)
-            received = self._holder.receive([delivery for delivery, _, _ in decoded])
-        finally:
-            for _ in range(len(messages) - len(received)):
-                self._capacity.release(queue=queue.name, fifo=queue.fifo)
+        decoded = self._decoder.decode(queue, messages, called, returned)
+        received = self._holder.receive([delivery for delivery, _, _ in decoded])
         dispatch = self._dispatch(queue)
         buffered: list[BufferedMessage] = []
         for (arrival, delivery), (newer, content, message) in zip(received, decoded, strict=True):
             try:
                 if arrival is not Arrival.NEW:
-                    self._notice_return(arrival, delivery, newer, content)
+                    self._notice_return(arrival, delivery, content)
                 elif (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
             except Exception:  # noqa: BLE001 - it is logged
@@ -99,10 +96,8 @@ class Arrivals:
                 log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
 
-    def _notice_return(self, arrival: Arrival, delivery: Delivery, newer: Delivery, content: Content) -> None:
+    def _notice_return(self, arrival: Arrival, delivery: Delivery, content: Content) -> None:
         """The newer receipt is of a message that is held here already, or finished: it is not run."""
-        if delivery is not newer:
-            self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)
         if isinstance(content, DecodedMessage):
             self._count_parks(delivery, content)
         self._holder.notice_return(delivery, arrival)
@@ -130,12 +125,9 @@ class Arrivals:
         Returns:
             The message for Celery, or none if that gets none; `None` if the delivery is not held any more.
         """
-        queue, capacity = delivery.queue, self._capacity
-        capacity.hold(1, queue=queue.name, fifo=queue.fifo)
         if not self._holder.disclaim(delivery):
-            capacity.release(queue=queue.name, fifo=queue.fifo)
             return None
-        dispatch = self._dispatch(queue)
+        dispatch = self._dispatch(delivery.queue)
         if dispatch is not None:
             return [BufferedMessage(delivery, renew.payload, dispatch)]
         self._give_back(delivery)
@@ -202,7 +194,7 @@ class Arrivals:
         if on_message is None:
             return None
         lapsed, capacity = self._holder.lapsed, self._capacity
-        turn_given = capacity.turn_given if capacity.gives_turns else None
+        turn_given = self._turn_given
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery

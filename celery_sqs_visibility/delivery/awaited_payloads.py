@@ -12,12 +12,12 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.delivery import Delivery, Wait
 from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import ReadContent
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
@@ -105,7 +105,7 @@ class AwaitedPayloads:
         self,
         objects: ObjectStore,
         decode: Callable[[Queue, ReceivedMessage], ReadContent],
-        capacity: ReceiveCapacity,
+        capacity: Capacity,
         fetched: Callable[[Delivery, ReadContent, ReceivedMessage], None],
         clock: Clock,
         pump: Pump | None = None,
@@ -146,7 +146,9 @@ class AwaitedPayloads:
 
     def send(self, batch: Fetch, _since: float) -> BatchResult:
         """See `pump.Work`."""
-        if batch.wanted and self._capacity.has_place(batch.delivery):
+        with self._lock:
+            has_place = self._capacity.has_place(batch.delivery, self._clock.monotonic())
+        if batch.wanted and has_place:
             try:
                 body = fetch(self._objects, batch.pointer, self.lane.progress)
                 batch.content = self._decode(batch.delivery.queue, {**batch.message, "Body": body})
@@ -163,7 +165,8 @@ class AwaitedPayloads:
         if failed:
             self._try_again(batch, failed[0])
         elif batch.content is not None:
-            self._capacity.take_again(batch.delivery)
+            with self._lock:
+                self._capacity.resume(batch.delivery)
             self._fetched(batch.delivery, batch.content, batch.message)
         else:  # S3 was not asked, since there is no place: that counts as no failure
             now = self._clock.monotonic()
@@ -181,7 +184,12 @@ class AwaitedPayloads:
             if silent and len(silent) == len(running):
                 silent += [one for _, _, one in self._waiting]
             for one in silent:
-                self._capacity.set_aside(one.delivery)
+                self._set_aside(one.delivery)
+
+    def _set_aside(self, delivery: Delivery) -> None:
+        """Others have its place. Under the lock."""
+        self._capacity.rest(delivery, Wait.PAYLOAD)
+        self._capacity.serve(self._clock.monotonic(), delivery.queue.name)
 
     def _try_again(self, one: Fetch, error: SQSError) -> None:
         """Later, or never."""
@@ -189,7 +197,8 @@ class AwaitedPayloads:
         one.failures += 1
         not_before = self._clock.monotonic() + pause(one.failures)
         if not_before < one.until:
-            self._capacity.set_aside(one.delivery)
+            with self._lock:
+                self._set_aside(one.delivery)
             self._enqueue(not_before, one)
             return
         settle_unfetched(one.delivery, one.pointer)

@@ -12,7 +12,8 @@ from typing import Any
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.delivery import Delivery, Wait
 from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Renew
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
@@ -21,10 +22,9 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver, Receivers
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
@@ -63,17 +63,20 @@ class QueueConsumer:
         slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
         payloads: ObjectStore | None = None,
-        turns: Turns | None = None,
+        turns: TurnBuffers | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
-        capacity: ReceiveCapacity | None = None,
+        capacity: Capacity | None = None,
         loop_late: Callable[[float, float], float] | None = None,
     ) -> None:
         self.holder = holder
         holder.give_leases(leases)
         self.options = holder.options
         self.redrive = holder.redrive
-        self.capacity = capacity or ReceiveCapacity(self.options.prefetch_seconds, clock, slots, turns)
+        self._pump_lock = pump.lock  # guards the capacity and the turns
+        self.capacity = capacity or Capacity(
+            self.options.prefetch_seconds, slots, None if turns is None else turns.turns
+        )
         self._clock = clock
         self._turns = turns
         if turns is not None:
@@ -90,10 +93,10 @@ class QueueConsumer:
         self._arrivals, self._awaited = self._new_arrivals(open_message, payloads, pump)
         self._shutdown = Shutdown(holder, self, self._receivers, self._take_buffered, self._pauses, clock)
         self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
-        self._forgotten = ForgottenMessages(holder.all, self.capacity, self._polls)
-        some = [each for each in (leases, turns, self._awaited) if each is not None]
+        self._forgotten = ForgottenMessages(holder.all, self.capacity)
+        some = [each for each in (leases, self._awaited) if each is not None]
         runs = RunWatch(partial(holder.of, self), holder)
-        self._parts = (self.capacity, pump, *some, runs, self._forgotten)
+        self._parts = (pump, *some, runs, self._forgotten)
         self._lock = threading.Lock()  # guards _running and _closed
         self._running = False  # whether there are threads
         self._closed = False  # whether they end once nothing is held any more
@@ -102,14 +105,6 @@ class QueueConsumer:
     def held(self) -> list[Delivery]:
         """What it brought and holds, in the order of arrival. Any thread."""
         return self.holder.of(self)
-
-    def _polls(self) -> bool:
-        """Whether it polls, or another with which it shares its capacity, as those of a worker do."""
-        return self._receivers.polling or any(
-            each._receivers.polling  # noqa: SLF001 - of this class
-            for each in self._consumers()
-            if each.capacity is self.capacity
-        )
 
     def wait_until_empty(self, timeout: float) -> bool:
         """Wait until it holds nothing, for `timeout` seconds; whether it holds nothing. Any thread."""
@@ -133,11 +128,14 @@ class QueueConsumer:
             replace(self._receive, visibility_timeout=options.visibility_timeout),
             self._clock,
             self._arrived,
+            self._pump_lock,
             self._after_last_poll,
             self._pauses,
+            self._after_poll,
         )
         if self._turns is not None:
-            self._turns.add_queue(queue.name)
+            with self._pump_lock:
+                self._turns.turns.add_queue(queue.name)
         self.cancel(queue.name)
         self._abandoned.discard(queue.name)
         if open_message is None:
@@ -152,8 +150,6 @@ class QueueConsumer:
         """Poll the queue no more; its buffered messages are given back when its last poll is over."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
-            self.capacity.forget_polls(queue_name)
-            self.capacity.wake()
 
     def consumed(self) -> list[str]:
         """The names of the queues that are consumed, paused ones included. Any thread."""
@@ -163,7 +159,6 @@ class QueueConsumer:
         """The queue was paused or resumed: begin no poll, or poll. Any thread, without a request."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.wake()
-            self.capacity.wake()
 
     def abandon(self, queue_name: str) -> None:
         """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
@@ -179,8 +174,6 @@ class QueueConsumer:
         self._arrivals.dispatching = False
         for receiver in self._receivers.all():
             receiver.stop()
-            self.capacity.forget_polls(receiver.queue.name)
-        self.capacity.wake()
 
     def wait_for_polls(self, until: float) -> bool:
         """After `stop_polling`: wait for polls in flight until that instant; whether all have ended."""
@@ -228,31 +221,51 @@ class QueueConsumer:
         self._shutdown.flush()
         self.holder.flush_removals()
         self._closed = True
-        self.let_go()
+        self._let_go()
 
     def loop_late(self, now: float) -> float:
         """See `core.delivery.Consumer`."""
         return 0.0 if self._loop_late is None else self._loop_late(now)
 
-    def free(self, delivery: Delivery) -> None:
-        """See `core.delivery.Consumer`."""
-        self.capacity.free(delivery)
-        if self._closed:
-            self.let_go()
+    def set_prefetch_count(self, count: int) -> None:
+        """Celery's has changed; 0 is unlimited. Any thread."""
+        with self._pump_lock:
+            self.capacity.prefetch_count = count
+            self.capacity.serve(self._clock.monotonic())
+        if self._turns is not None:
+            self._turns.wake()
 
-    def rest(self, delivery: Delivery) -> None:
+    def rest(self, delivery: Delivery, wait: Wait) -> None:
         """See `core.delivery.Consumer`."""
-        self.capacity.rest(delivery)
+        with self._pump_lock:
+            self.capacity.rest(delivery, wait)
+        self.free(delivery)
 
     def resume(self, delivery: Delivery) -> None:
         """See `core.delivery.Consumer`."""
-        self.capacity.resume(delivery)
+        with self._pump_lock:
+            self.capacity.resume(delivery)
 
-    def end_run(self, delivery: Delivery, began: float) -> None:
+    def free(self, delivery: Delivery) -> None:
         """See `core.delivery.Consumer`."""
-        self.capacity.end_run(delivery, began, queue=delivery.queue.name)
+        if self.capacity.waiters:
+            self._serve(delivery.queue.name)
         if self._turns is not None:
-            self._turns.end(delivery)
+            self._turns.wake()
+        if self._closed:
+            self._let_go()
+
+    def _serve(self, queue_name: str) -> None:
+        """A message of the queue takes no place any more, or waits here no longer: others may be received."""
+        with self._pump_lock:
+            self.capacity.serve(self._clock.monotonic(), queue_name)
+
+    def replace_stuck(self, now: float) -> None:
+        """See `supervisor.Supervised`: notices what became free unheard: the pool has grown, for example."""
+        with self._pump_lock:
+            self.capacity.look(now)
+        if self._turns is not None:
+            self._turns.wake()
 
     def _give_back_late(self, delivery: Delivery) -> None:
         """Give back a delivery that a poll brought after the stop, or a pause. A receiver's thread."""
@@ -296,6 +309,7 @@ class QueueConsumer:
             self._receivers,
             self._give_back_late,
             awaited.submit if awaited else None,
+            self._serve if self._turns is not None else None,
         )
         return arrivals, awaited
 
@@ -310,8 +324,8 @@ class QueueConsumer:
                 self._supervisor.start()
                 self._running = True
 
-    def let_go(self) -> None:
-        """See `core.delivery.Consumer`: the threads end once it is closed and nothing is held."""
+    def _let_go(self) -> None:
+        """The threads end once it is closed and nothing is held."""
         if not self._closed or self.holder.holds_of(self):
             return
         with self._lock:
@@ -323,7 +337,7 @@ class QueueConsumer:
             lane.stop()
 
     def _supervised(self) -> list[Supervised]:
-        return [*self._receivers.all(), *self._parts]
+        return [*self._receivers.all(), self, *self._parts]
 
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -334,13 +348,13 @@ class QueueConsumer:
         worker of the process: given back, a message might be received by another such poll, and be hidden.
         """
         if (other := self._consumer_instead(queue)) is not None:
-            other.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
-            for _ in messages:
-                self.capacity.release(queue=queue.name, fifo=queue.fifo)
             other._arrived(queue, messages, called, returned)  # noqa: SLF001 - of this class
             return
         if messages:
             self._put(queue, self._arrivals.decode(queue, messages, called, returned))
+
+    def _after_poll(self, queue: Queue, returned: float) -> None:
+        """What a poll brought was taken. A receiver's thread."""
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
         self._warn_near_quota(queue)
 
@@ -378,7 +392,7 @@ class QueueConsumer:
         """See `core.delivery.Consumer`. Where this one gives nothing to Celery any more, another one may."""
         if (other := self._consumer_instead(delivery.queue)) is not None:
             delivery.consumer = other
-            self.let_go()
+            self._let_go()
             return other.take_back(delivery, renew)
         messages = self._arrivals.take_back(delivery, renew)
         if messages is not None:

@@ -52,7 +52,7 @@ UNTOLD_FIELDS: Final = {"received", "sent"}
 
 
 #: The request that was made last, about which Celery logs before `celery.worker.state` has it. Weak, since a
-#: run that nobody refers to gives back its slot (`receive/turns.py`).
+#: run that nobody refers to gives back its slot (`core/turns.py`).
 last_request: Final[deque[ref[Any]]] = deque(maxlen=1)
 
 

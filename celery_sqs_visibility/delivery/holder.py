@@ -197,7 +197,9 @@ class DeliveryHolder:
     def ran(self, delivery: Delivery) -> None:
         """See `core.delivery.Holder`."""
         if delivery.began is not None and delivery.consumer is not None:
-            delivery.consumer.end_run(delivery, delivery.began)
+            with self._lock:
+                delivery.consumer.capacity.end_run(delivery, delivery.began, self._clock.monotonic())
+            delivery.consumer.free(delivery)
 
     # The end.
 
@@ -243,7 +245,7 @@ class DeliveryHolder:
         if ending is not None:
             self._tell(delivery, ending, now)
         if delivery.consumer is not None:
-            delivery.consumer.let_go()
+            delivery.consumer.free(delivery)
         return True
 
     def disclaim(self, delivery: Delivery) -> bool:
@@ -258,9 +260,9 @@ class DeliveryHolder:
 
     def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
         """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
-        if delivery.lost or delivery.deadline <= self._clock.monotonic():
-            return self.settle(delivery, Lapse())
         now = self._clock.monotonic()
+        if delivery.lost or delivery.deadline <= now:
+            return self.settle(delivery, Lapse())
         with self._lock:
             if not self._held.claim(delivery, now):
                 return False

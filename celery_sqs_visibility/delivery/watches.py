@@ -3,9 +3,8 @@
 No message should be held that nothing in this process will ever run or give back. Where memory lacks, any
 line may be its function's last, in Celery and in Python's pool of threads, too: a message then keeps its
 place or is extended for ever. One that nobody has who would settle it is given back: its request, or its run
-in a pool of threads, is gone, or it never reached the buffer. Places that are taken while nothing is held and
-no poll is in flight are free again. If others are taken that no message has, or a message cannot be given
-back, and nothing else is under way, the worker is not live.
+in a pool of threads, is gone, or it never reached the buffer. If one cannot be given back, and nothing else
+is under way, the worker is not live.
 """
 
 from __future__ import annotations
@@ -17,18 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, State
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.events import HorizonNear, emit, log_safely
 from celery_sqs_visibility.policy.run_limits import is_inactive, is_near_horizon, latest_wake, until_horizon
 
 logger = logging.getLogger(__name__)
 
-#: Looks in a row that find a message with nobody, or nothing held and nothing under way: for longer than any
-#: thread is between two lines.
+#: Looks in a row that find a message with nobody: for longer than any thread is between two lines.
 ENOUGH_LOOKS: Final = 10
 
 #: Looks in a row with messages and without a hand-over, after which garbage is collected, once. A thread that
@@ -88,23 +86,15 @@ class ForgottenMessages:
 
     Args:
         held: returns the deliveries that are held; those of this capacity count.
-        capacity: how many messages take places, and runs whose messages were settled when they began.
-        polling: whether a poll is in flight.
+        capacity: how many messages Celery was given, and runs whose messages were settled when they began.
     """
 
-    def __init__(
-        self,
-        held: Callable[[], Sequence[Delivery]],
-        capacity: ReceiveCapacity,
-        polling: Callable[[], bool],
-    ) -> None:
+    def __init__(self, held: Callable[[], Sequence[Delivery]], capacity: Capacity) -> None:
         self._held = held
         self._capacity = capacity
-        self._polling = polling
         self._handed_before = 0
         self._dropped: dict[Delivery, int] = {}  # the looks in a row that found it so
         self._looks = 0  # in a row that found one; a machine that sleeps does not look
-        self._quiet_looks = 0  # in a row that found nothing held, and nothing under way
         self._idle_looks = 0  # in a row that found something held, and nothing handed over
 
     @property
@@ -124,10 +114,6 @@ class ForgottenMessages:
         if self._idle_looks == GARBAGE_LOOKS:
             gc.collect()
         self._looks = self._looks + 1 if still and self._are_there(held) else 0
-        self._quiet_looks = self._quiet_looks + 1 if still and self._is_quiet(held) else 0
-        if self._quiet_looks > ENOUGH_LOOKS:
-            self._capacity.count_nothing()
-            self._quiet_looks = 0
 
     def _give_back_dropped(self, held: Sequence[Delivery]) -> None:
         before = self._dropped
@@ -136,13 +122,11 @@ class ForgottenMessages:
             if looks > ENOUGH_LOOKS:
                 delivery.come_back(RuntimeError("its run was dropped, unreported"))
 
-    def _is_quiet(self, held: Sequence[Delivery]) -> bool:
-        return not (held or self._polling() or self._capacity.runs)
-
     def _are_there(self, held: Sequence[Delivery]) -> bool:
-        places = self._capacity.held
-        if not places and not held:
+        if (
+            not held
+            or self._capacity.runs
+            or any(each.state in {State.DISPATCHED, State.RUNNING} for each in held)
+        ):
             return False
-        if self._capacity.runs or any(each.state in {State.DISPATCHED, State.RUNNING} for each in held):
-            return False
-        return places > len(held) or any(each.state is State.HELD and not each.in_hand for each in held)
+        return any(each.state is State.HELD and not each.in_hand for each in held)

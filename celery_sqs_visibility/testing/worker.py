@@ -14,7 +14,8 @@ from celery.worker import state
 from celery_sqs_visibility.aws.object_store import no_op
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.delivery import Delivery, Wait
 from celery_sqs_visibility.core.settlements import RELEASE, Renew, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
@@ -22,7 +23,6 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receivers
 from celery_sqs_visibility.errors import UnreadableError
@@ -107,7 +107,7 @@ class Worker(DeliveryHolder):
         options = context.options
         super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing)
         self.dead_letters.worker_name = context.worker_name
-        self.capacity = ReceiveCapacity(options.prefetch_seconds, clock)
+        self.capacity = Capacity(options.prefetch_seconds)
         self.give_leases(leases)
         self._context = context
         self._wait = wait
@@ -132,7 +132,6 @@ class Worker(DeliveryHolder):
         now = self._clock.monotonic()
         self.redrive.get(queue, now)
         messages = queue.sqs.receive(queue.url, 1, 0, self._context.receive_options_of(queue.name))
-        self.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
         arrived = self._arrivals.decode(queue, messages, now, now)
         while self._to_fetch:
             arrived += self._fetched(*self._to_fetch.pop())
@@ -210,22 +209,14 @@ class Worker(DeliveryHolder):
         """0: it has no loop."""
         return 0.0
 
-    def free(self, delivery: Delivery) -> None:
-        """Others may have its place."""
-        self.capacity.free(delivery)
-
-    def rest(self, delivery: Delivery) -> None:
+    def rest(self, delivery: Delivery, wait: Wait) -> None:
         """Nothing: it takes one message at a time."""
 
     def resume(self, delivery: Delivery) -> None:
         """Nothing: it takes one message at a time."""
 
-    def let_go(self) -> None:
-        """Nothing: it has no threads."""
-
-    def end_run(self, delivery: Delivery, began: float) -> None:
-        """A run has ended that was settled when it began."""
-        self.capacity.end_run(delivery, began, queue=delivery.queue.name)
+    def free(self, delivery: Delivery) -> None:
+        """Nothing: it takes one message at a time, and has no threads."""
 
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
         """Nothing: the world polls."""

@@ -13,6 +13,8 @@ from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import lease_table
@@ -22,10 +24,9 @@ from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.delivery.threads import copy_of, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
@@ -113,11 +114,13 @@ class BrokerContext:
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
         self.pump = Pump()
-        self.turns = Turns(options.queue_order, options.for_queue) if options.has_turns else None
+        self.turns: TurnBuffers | None = None
+        if options.has_turns:
+            self.turns = TurnBuffers(Turns(options.queue_order, options.for_queue), self.pump.lock)
         self.pauses = Pauses()
         self.slots: Callable[[], Slots] | None = None
         self.loop_late: Callable[[float, float], float] | None = None
-        self._capacity: ReceiveCapacity | None = None
+        self._capacity: Capacity | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
         self.on_remote_shutdown: Callable[[], None] | None = None
@@ -129,15 +132,14 @@ class BrokerContext:
         """Holder of all messages that this process has received. The thread that makes a consumer."""
         return DeliveryHolder(self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing)
 
-    def _worker_capacity(self) -> ReceiveCapacity:
+    def _worker_capacity(self) -> Capacity:
         """One for the worker's consumers, so that what earlier connections still run counts.
 
         A worker that is embedded after another has one of its own.
         """
         if self._capacity is None or self._capacity.slots is not self.slots:
-            self._capacity = ReceiveCapacity(
-                self.options.prefetch_seconds, SYSTEM_CLOCK, self.slots, self.turns
-            )
+            turns = None if self.turns is None else self.turns.turns
+            self._capacity = Capacity(self.options.prefetch_seconds, self.slots, turns)
         return self._capacity
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:

@@ -280,14 +280,14 @@ class Channel(virtual.Channel):
         """Celery's prefetch count limits the number of received messages. 0 is no limit."""
         qos: Any = self.qos
         qos.prefetch_count, qos.set_by_consumer = prefetch_count, True
-        self.queue_consumer.capacity.prefetch_count = prefetch_count
+        self.queue_consumer.set_prefetch_count(prefetch_count)
 
     def raise_prefetch_count(self) -> None:
         """Let a consumer that sets no prefetch count have ten messages more. The thread that drains."""
         if self._queue_consumer is not None:
             qos: Any = self.qos
             if not qos.set_by_consumer:
-                self._queue_consumer.capacity.prefetch_count = qos.raised_prefetch_count()
+                self._queue_consumer.set_prefetch_count(qos.raised_prefetch_count())
 
     def basic_consume(
         self,

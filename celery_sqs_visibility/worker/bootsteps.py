@@ -101,7 +101,7 @@ class Deliveries(SQSStep):
         QueuesFirst(parent)
         AddedQueues(parent)
         BadMessages(parent)
-        RateLimits(parent, self._worker, context.turns)
+        RateLimits(parent, self._worker)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
             self._join_remote_control(parent, context)
 

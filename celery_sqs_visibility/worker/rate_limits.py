@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from celery.worker import state
 
 from celery_sqs_visibility.contacts.worker import apply_etas_by, limit_by
+from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import park_for
 from celery_sqs_visibility.worker.batches import BatchedRequest
@@ -21,7 +22,6 @@ from celery_sqs_visibility.worker.request import DeliveryRequest
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
-    from celery_sqs_visibility.delivery.receive.turns import Turns
     from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 #: Tasks that wait in a worker's memory for their rate, without a slot. With more, it asks for fewer messages.
@@ -42,12 +42,10 @@ class RateLimits:
     Args:
         consumer: the worker's `celery.worker.consumer.Consumer`, whose tasks have no strategies yet.
         worker: tells of requests with an ETA.
-        turns: where its queues have turns.
     """
 
-    def __init__(self, consumer: Any, worker: WorkerContext, turns: Turns | None = None) -> None:
+    def __init__(self, consumer: Any, worker: WorkerContext) -> None:
         self._consumer = consumer
-        self._turns = turns
         #: Requests that wait in memory for their rate, without a slot.
         self._waiting: WeakSet[Any] = WeakSet()
         #: By bucket, the monotonic instant of the last turn that a message in SQS was given.
@@ -59,11 +57,11 @@ class RateLimits:
     def wait_for_eta(self, request: Any) -> None:
         """A request was made that Celery holds until its ETA, if that is to come."""
         if request.eta.timestamp() > SYSTEM_CLOCK.wall() and not isinstance(request, BatchedRequest):
-            self._rest(request)
+            _rest(request, Wait.START)
 
     def apply_eta_task(self, request: Any) -> None:
         """A task's ETA has come. The event loop's timer."""
-        self._resume(request)
+        _resume(request)
         self._apply_eta_task(request)
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
@@ -77,7 +75,7 @@ class RateLimits:
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
         """A task's ETA has come, which may be the turn that it was given. The event loop's timer."""
-        self._resume(request)
+        _resume(request)
         now = SYSTEM_CLOCK.monotonic()
         if _is_settled(request) or self._put_off(request, bucket, _turn(bucket, now), now):
             self._consumer.qos.decrement_eventually()
@@ -89,7 +87,7 @@ class RateLimits:
     def move_to_pool(self, request: Any) -> None:
         """A task's turn has come."""
         self._waiting.discard(request)
-        self._resume(request)
+        _resume(request)
         self._celerys.move_to_pool(request)
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
@@ -106,24 +104,7 @@ class RateLimits:
         makes_room = not is_far and len(self._waiting) < MOST_HELD
         if makes_room:
             self._waiting.add(request)
-        self._rest(request, makes_room=makes_room)
-
-    def _rest(self, request: Any, *, makes_room: bool = True) -> None:
-        if (delivery := _delivery_of(request)) is None:
-            return
-        if self._turns is not None:
-            self._turns.rest(delivery)
-        if makes_room and delivery.consumer is not None:
-            delivery.consumer.rest(delivery)
-
-    def _resume(self, request: Any) -> None:
-        """It takes a slot from now on, if it waited and its message is still held."""
-        if (delivery := _delivery_of(request)) is None or not delivery.held:
-            return
-        if self._turns is not None:
-            self._turns.resume(delivery)
-        if delivery.consumer is not None:
-            delivery.consumer.resume(delivery)
+        _rest(request, Wait.START if makes_room else Wait.FAR_START)
 
     def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
         """Make a request wait in SQS if its turn is far away; whether it does."""
@@ -148,6 +129,18 @@ def _delivery_of(request: Any) -> Delivery | None:
     """`None` of a message that is not from SQS."""
     delivery: Delivery | None = getattr(request, "delivery", None)
     return delivery
+
+
+def _rest(request: Any, wait: Wait) -> None:
+    """It takes no slot from now on."""
+    if (delivery := _delivery_of(request)) is not None and delivery.consumer is not None:
+        delivery.consumer.rest(delivery, wait)
+
+
+def _resume(request: Any) -> None:
+    """It takes a slot from now on, if it waited."""
+    if (delivery := _delivery_of(request)) is not None and delivery.consumer is not None:
+        delivery.consumer.resume(delivery)
 
 
 def _is_settled(request: Any) -> bool:

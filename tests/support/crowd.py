@@ -1,4 +1,4 @@
-"""A worker with many queues, simulated: the real `ReceiveCapacity`, a clock that jumps between events."""
+"""A worker with many queues, simulated: the real `Capacity`, a clock that jumps between events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 from collections import deque
 
 from support.clock import FakeClock
+from support.factories import FilledCapacity
 
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.policy.prefetch import Slots
 
 ROUND_TRIP_SECONDS = 0.01
@@ -36,7 +36,7 @@ class Crowd:
         self.clock = FakeClock()
         self.began = self.clock.monotonic()
         count = slots * multiplier
-        self.capacity = ReceiveCapacity(1.0, self.clock, lambda: Slots(slots, count))
+        self.capacity = FilledCapacity(1.0, self.clock, lambda: Slots(slots, count))
         self.capacity.prefetch_count = count
         self.slots, self.task_seconds = slots, task_seconds
         self.queues = [Queue(f"q{number}", fifo) for number in range(queues)]
@@ -75,11 +75,11 @@ class Crowd:
         heapq.heappush(self._events, (when, next(self._order), event, *arguments))
 
     def _look(self):
-        self.capacity.replace_stuck(self.now)
+        self.capacity.look(self.now)
         self._at(self.now + LOOK_SECONDS, self._look)
 
     def _begin_polls(self):
-        if len(self.capacity._waiters) < len(self.waiting):  # capacity was reserved for one
+        if len(self.capacity.waiters) < len(self.waiting):  # capacity was reserved for one
             for queue in [queue for queue in self.waiting if queue.waiter.reservation]:
                 self.waiting.remove(queue)
                 queue.poll, queue.waiter = queue.waiter.reservation, None
@@ -87,7 +87,7 @@ class Crowd:
                 self._answer_at(queue, self.now + (ROUND_TRIP_SECONDS if queue.messages else queue.poll.wait))
 
     def _wait_for_capacity(self, queue):
-        queue.waiter = self.capacity.add_waiter(queue.name, fifo=queue.fifo)
+        queue.waiter = self.capacity.wait(queue.name, fifo=queue.fifo)
         self.waiting.append(queue)
 
     def _answer_at(self, queue, when):
@@ -115,5 +115,5 @@ class Crowd:
 
     def _end(self, queue, began):
         self.running -= 1
-        self.capacity.release(began=began, fifo=queue.fifo)
+        self.capacity.release(queue=queue.name, began=began)
         self._start()

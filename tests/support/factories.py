@@ -18,6 +18,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, State
 from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -25,7 +26,6 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -114,10 +114,69 @@ def sqs_queue(name="q", sqs=None):
     return Queue(name, sqs.create_queue(name, attributes, {}), sqs)
 
 
+class FilledCapacity(Capacity):
+    """Capacity on a test's clock, of messages that come, run and go without a consumer."""
+
+    def __init__(self, prefetch_seconds=0.0, clock=None, slots=None, turns=None):
+        super().__init__(prefetch_seconds, slots, turns)
+        self.clock = clock or FakeClock()
+        self.deliveries = []
+
+    @property
+    def now(self):
+        return self.clock.monotonic()
+
+    def hold(self, messages=1, *, queue="q", fifo=False):
+        """That many messages of the queue are held from now on; their deliveries."""
+        in_queue = SimpleNamespace(name=queue, fifo=fifo)
+        held = [CountedDelivery(in_queue) for _ in range(messages)]
+        for delivery in held:
+            self.count(delivery, 1)
+        self.deliveries += held
+        return held
+
+    def release(self, delivery=None, *, queue=None, began=None, early=False):
+        """One is settled, of that queue or any, whose run began then; its delivery."""
+        if delivery is None:
+            delivery = next(each for each in self.deliveries if queue in (None, each.queue.name))
+        self.deliveries.remove(delivery)
+        delivery.began, delivery.acknowledged_early = began, early
+        self.free(delivery, self.now)
+        self.serve(self.now, delivery.queue.name)
+        return delivery
+
+    def reserve(self, queue, *, fifo=False):
+        """What a poll may ask for just now; `None` if it has to wait."""
+        waiter = self.wait(queue, fifo=fifo)
+        self.remove_waiter(waiter)
+        return waiter.reservation
+
+    def wait(self, queue, *, fifo=False):
+        """The queue waits for capacity."""
+        return self.add_waiter(queue, self.now, lambda: None, fifo=fifo)
+
+    def received(self, reservation, messages):
+        """The poll has brought these, which are held; their deliveries."""
+        self.answered(reservation, messages, self.now)
+        held = self.hold(messages, queue=reservation.queue, fifo=reservation.fifo)
+        self.taken(reservation, self.now)
+        return held
+
+
+class CountedDelivery:
+    """What counts for capacity of one."""
+
+    began = wait = None
+    acknowledged_early, has_place = False, True
+
+    def __init__(self, queue):
+        self.queue, self.message_key = queue, id(self)
+
+
 def capacity(prefetch_count=10, queues=1, *, slots=None, clock=None, prefetch_seconds=0.0):
     """The capacity of a worker that consumes so many queues; of a pool, or as kombu has it."""
     pool = None if slots is None else lambda: Slots(slots, prefetch_count)
-    made = ReceiveCapacity(prefetch_seconds, clock or FakeClock(), pool)
+    made = FilledCapacity(prefetch_seconds, clock, pool)
     made.prefetch_count = prefetch_count
     for number in range(queues):
         made.add_queue(f"q{number}")
@@ -290,7 +349,7 @@ def queue_consumer(
         consumers=consumers,
         capacity=capacity,
     )
-    made.capacity.prefetch_count = 10
+    made.set_prefetch_count(10)
     return made
 
 

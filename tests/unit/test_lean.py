@@ -62,7 +62,7 @@ class World:
             open_message=lambda _, message: self.opened[message["ReceiptHandle"]],
             polling_interval=3600,
         )
-        self.queue_consumer.capacity.prefetch_count = 0  # no limit
+        self.queue_consumer.set_prefetch_count(0)  # no limit
         # Whatever is handed over becomes a message, as for a consumer.
         self.queue_consumer.consume(
             self.queue,

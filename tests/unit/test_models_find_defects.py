@@ -20,14 +20,13 @@ from support.models.stores import Stores
 from support.models.whole import Whole
 
 from celery_sqs_visibility.aws.breaker import Breaker
+from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import Arrival, Held
-from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.pump import Lane
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.shutdown import Shutdown
@@ -59,11 +58,12 @@ def arrive_anew(held, delivery, _now):
     return Arrival.NEW, delivery
 
 
-def claim_and_let_lapse(held, delivery, _now):
+def claim_and_let_lapse(held, delivery, now):
     if not delivery.held or delivery.state is State.COPYING:
         return False
     delivery.state = State.COPYING
     held._extensions.remove(delivery)
+    delivery.consumer.capacity.free(delivery, now)
     return True
 
 
@@ -144,23 +144,14 @@ LINES = [
         "pass",
         "what this process has finished is over",
     ),
-    (
-        Arrivals._notice_return,
-        "self._capacity.release(queue=delivery.queue.name, fifo=delivery.queue.fifo)",
-        "pass",
-        "capacity is counted",
-    ),
-    (
-        ReceiveCapacity.end_run,
-        "self._fifo.runs.discard(run)",
-        "pass",
-        "no capacity of FIFO queues is taken",
-    ),
-    (ReceiveCapacity.end_run, "self._turns.end_run(queue, run)", "pass", "nothing counts for its queue"),
-    (ReceiveCapacity.end_run, "self._serve(queue)", "pass", "there was capacity for"),
-    (ReceiveCapacity.release, "self._serve(queue)", "pass", "there was capacity for"),
-    (ReceiveCapacity.free, "self.take_again(delivery)", "pass", "capacity is counted"),
-    (ReceiveCapacity.free, "self._turns.end(delivery)", "pass", "nothing is held"),
+    (Held._arrive, "consumer.capacity.count(delivery, 1)", "pass", "capacity is counted"),
+    (Held.claim, "delivery.consumer.capacity.free(delivery, now)", "pass", "capacity is counted"),
+    (Held.settle, "consumer.capacity.free(delivery, now)", "pass", "capacity is counted"),
+    (Capacity.end_run, "self._fifo.runs.discard(delivery)", "pass", "no capacity of FIFO queues is taken"),
+    (Capacity.end_run, "self._turns.end_run(delivery)", "pass", "nothing counts for its queue"),
+    (Capacity.free, "self._end_wait(delivery)", "pass", "capacity is counted"),
+    (Capacity.free, "self._turns.end(delivery)", "pass", "nothing is held"),
+    (QueueConsumer.free, "self._serve(delivery.queue.name)", "pass", "there was capacity for"),
     (SentCopies.submit, "self.lane.wake()", "pass", "nobody has woken the thread that sends copies"),
     (PendingCopies.take, "self.stop_late(now)", "pass", "unexpected error in a thread that sends copies"),
     (
@@ -179,8 +170,6 @@ LINES = [
         "nobody has woken the thread that extends messages",
     ),
     (QueueConsumer.notice_pause, "receiver.wake()", "pass", "nobody has notified <sqs-receive"),
-    (QueueConsumer.notice_pause, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),
-    (QueueConsumer.stop_polling, "self.capacity.wake()", "pass", "nobody has notified <sqs-receive"),
 ]
 
 

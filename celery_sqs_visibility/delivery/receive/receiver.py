@@ -20,10 +20,10 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.capacity import Capacity, Reservation
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, Reservation
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     AnswerLostError,
@@ -175,8 +175,10 @@ class Receiver:
         clock: the monotonic clock.
         arrived: takes the messages, on a polling thread, also after `stop`; none while some are hidden that
             will come back.
+        lock: the pump's, which guards the capacity, too.
         stopped: called on the poller's thread when it ends, its last poll being over.
         pauses: the queues that are not polled for now; call `wake` after a change.
+        after_poll: called after `arrived`, when what came is held.
 
     Attributes:
         stopping: whether `stop` was called.
@@ -187,14 +189,16 @@ class Receiver:
     def __init__(
         self,
         queue: Queue,
-        capacity: ReceiveCapacity,
+        capacity: Capacity,
         schedule: PollSchedule,
         wait: int,
         options: ReceiveOptions,
         clock: Clock,
         arrived: Arrived,
+        lock: threading.Lock,
         stopped: Callable[[Queue], None] = lambda _queue: None,
         pauses: Pauses | None = None,
+        after_poll: Callable[[Queue, float], None] = lambda _queue, _now: None,
     ) -> None:
         self.queue = queue
         self._capacity = capacity
@@ -204,9 +208,10 @@ class Receiver:
         self._clock = clock
         self._arrived = arrived
         self._stopped = stopped
+        self._after_poll = after_poll
         self._pauses = pauses or Pauses(clock)
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
-        self._lock = threading.Lock()  # guards everything below, and the schedule
+        self._lock = lock  # guards everything below, and the schedule
         self._changed = threading.Condition(self._lock)
         self._attempts = Attempts(options.visibility_timeout)
         self.in_flight: list[Poll] = []
@@ -217,6 +222,7 @@ class Receiver:
         self.stopping = False
         self._threads: set[threading.Thread] = set()
         self._poller: threading.Thread | None = None  # the other threads help, or hang
+        self._refused = False  # whether a thread could not be started, which is to be logged
         self._no_helper_before = -math.inf
         self._moves_by = math.inf  # the instant by which the poller goes on; not known while capacity lacks
 
@@ -238,6 +244,7 @@ class Receiver:
             self._started = True
             self._capacity.add_queue(self.queue.name)
             self._start_poller()
+        self._log_refused()
 
     def stop(self) -> None:
         """Poll no more. Does not wait for polls in flight; their messages still arrive."""
@@ -246,9 +253,9 @@ class Receiver:
                 return
             self.stopping = True
             self._changed.notify_all()
-            started = self._started
-        if started:
-            self._capacity.remove_queue(self.queue.name)
+            if self._started:
+                self._capacity.remove_queue(self.queue.name)
+            self._capacity.forget_polls(self.queue.name)
 
     def wake(self) -> None:
         """The queue was paused, or resumed. Polls in flight go on, as after `stop`."""
@@ -291,35 +298,41 @@ class Receiver:
             if trouble is None:
                 return
             self._start_poller()
+        self._log_refused()
         if not unanswered:  # else the outage is logged
             logger.error("a thread that polls %r %s: another takes its place", self.queue.name, trouble)
 
     def poll(self, reservation: Reservation, *, wait: int, helper: bool = False) -> int:
         """Make one request, and note its result; the number of messages. A polling thread."""
-        messages: list[ReceivedMessage] = []
-        poll = self._begin(reservation, wait, helper=helper)
-        if poll is None:
-            self._capacity.received(reservation, 0)
-            return 0
+        poll = None
         try:
-            try:
-                options = (
-                    replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
-                )
-                messages = self.queue.sqs.receive(self.queue.url, reservation.messages, wait, options)
-            except SQSError as error:
-                self._fail(poll, error)
-            else:
-                self._succeed(poll, [message["MessageId"] for message in messages])
-            finally:
-                self._note_answer(poll, len(messages))
-                now = self._clock.monotonic()
-                if messages or self.hidden(now):
-                    self._arrived(self.queue, messages, poll.started, now)
+            poll = self._begin(reservation, wait, helper=helper)
+            return 0 if poll is None else self._receive(poll)
         finally:
             with self._lock:
-                self.in_flight.remove(poll)
-                self._changed.notify_all()
+                if poll is not None:
+                    self.in_flight.remove(poll)
+                    self._changed.notify_all()
+                self._capacity.taken(reservation, self._clock.monotonic())
+
+    def _receive(self, poll: Poll) -> int:
+        messages: list[ReceivedMessage] = []
+        try:
+            options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
+            asked = poll.reservation.messages
+            messages = self.queue.sqs.receive(self.queue.url, asked, poll.wait, options)
+        except SQSError as error:
+            self._fail(poll, error)
+        else:
+            self._succeed(poll, asked, [message["MessageId"] for message in messages])
+        finally:
+            self._note_answer(poll, len(messages))
+            now = self._clock.monotonic()
+            if messages or self.hidden(now):
+                self._arrived(self.queue, messages, poll.started, now)
+                with self._lock:
+                    self._capacity.taken(poll.reservation, now)
+                self._after_poll(self.queue, now)
         return len(messages)
 
     def give_up_overdue(self, now: float) -> int:
@@ -330,9 +343,9 @@ class Receiver:
             overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
             for poll in overdue:
                 poll.state = OVERDUE[poll.state]
-        unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]
-        for poll in unanswered:
-            self._capacity.received(poll.reservation, 0)
+            unanswered = [poll for poll in overdue if poll.state is PollState.UNANSWERED]
+            for poll in unanswered:
+                self._capacity.answered(poll.reservation, 0, now)
         if unanswered:
             self._count_failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
             self.queue.sqs.discard_idle_connections()
@@ -357,15 +370,21 @@ class Receiver:
         with self._lock:
             if not self.stopping and len(self._threads) < MAX_PARALLEL_POLLS:
                 self._start_thread(self._help)
+        self._log_refused()
 
     def _start_thread(self, target: Callable[[], None]) -> threading.Thread | None:
-        """Under the lock."""
+        """Under the lock; call `_log_refused` without it."""
         thread = start_thread(partial(self._run, target), f"sqs-receive-{self.queue.name}")
         if thread is None:
-            logger.error("a thread that polls %r could not be started", self.queue.name)
+            self._refused = True
         else:
             self._threads.add(thread)
         return thread
+
+    def _log_refused(self) -> None:
+        if self._refused:
+            self._refused = False
+            logger.error("a thread that polls %r could not be started", self.queue.name)
 
     def _run(self, target: Callable[[], None]) -> None:
         try:
@@ -393,7 +412,7 @@ class Receiver:
         if self._wait_while_paused() or self._sleep():
             return
         self._expect_what_is_due(self._clock.monotonic())
-        reservation = self._reserve(None)
+        reservation = self._reserve(waits=True)
         if reservation is None:
             return
         asked = self._clock.monotonic()
@@ -410,7 +429,7 @@ class Receiver:
         """Poll while there is capacity and batches come back full."""
         more = True
         while more and not self.halted:
-            reservation = self._reserve(0)
+            reservation = self._reserve(waits=False)
             if reservation is None:
                 return
             more = self._is_there_more(self.poll(reservation, wait=0, helper=True), 0)
@@ -423,8 +442,17 @@ class Receiver:
             return messages > 0 and self._clock.monotonic() >= self._no_helper_before
         return messages >= (BATCH_ENTRIES if seconds >= ANSWERED_AT_ONCE_SECONDS else NEARLY_FULL_BATCH)
 
-    def _reserve(self, timeout: float | None) -> Reservation | None:
-        return self._capacity.reserve(self.queue.name, timeout, lambda: self.halted, fifo=self.queue.fifo)
+    def _reserve(self, *, waits: bool) -> Reservation | None:
+        """Capacity for a poll; `None` if there is none now, or if the queue is halted meanwhile."""
+        with self._lock:
+            now, queue = self._clock.monotonic(), self.queue
+            waiter = self._capacity.add_waiter(queue.name, now, self._changed.notify_all, fifo=queue.fifo)
+            try:
+                if waits:
+                    self._changed.wait_for(lambda: waiter.reservation is not None or self.halted)
+            finally:
+                self._capacity.remove_waiter(waiter)
+            return waiter.reservation
 
     def _expect_what_is_due(self, now: float) -> None:
         """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
@@ -434,24 +462,24 @@ class Receiver:
             due = self._schedule.next_expected()
             if due is None or due > now or self.in_flight or self.halted:
                 return
-        self._capacity.expect(self.queue.name)
+            self._capacity.expect(self.queue.name, now)
 
     def _wait_while_paused(self) -> bool:
         """Wait for the end of the queue's pause, or for a stop; whether there was a pause.
 
-        A queue that is paused has no share of the capacity. A stop takes the share, too: hence no condition.
+        A queue that is paused has no share of the capacity. A stop takes the share, too.
         """
         if not self.paused:
             return False
-        self._capacity.remove_queue(self.queue.name)
-        try:
-            with self._lock:
+        with self._lock:
+            self._capacity.remove_queue(self.queue.name)
+            try:
                 while self.paused and not self.stopping:
                     seconds = self._pauses.seconds_left(self.queue.name)
                     self._changed.wait(min(seconds, threading.TIMEOUT_MAX))
                 self._schedule.poll_now()
-        finally:
-            self._capacity.add_queue(self.queue.name)
+            finally:
+                self._capacity.add_queue(self.queue.name)
         return True
 
     def _sleep(self) -> bool:
@@ -484,13 +512,11 @@ class Receiver:
 
     def _note_answer(self, poll: Poll, messages: int) -> None:
         with self._lock:
-            late = poll.state is PollState.UNANSWERED
+            now = self._clock.monotonic()
+            if poll.state is not PollState.UNANSWERED:
+                self._capacity.answered(poll.reservation, messages, now)
             poll.state = PollState.ANSWERED
-            poll.overdue_at = self._clock.monotonic() + HUNG_AFTER_SECONDS
-        if late:
-            self._capacity.hold(messages, queue=self.queue.name, fifo=self.queue.fifo)
-        else:
-            self._capacity.received(poll.reservation, messages)
+            poll.overdue_at = now + HUNG_AFTER_SECONDS
 
     def _fail(self, poll: Poll, error: SQSError) -> None:
         if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
@@ -523,7 +549,7 @@ class Receiver:
         elif not is_new:
             self._outage.failure(reworded(error, f"{str(error).rstrip('.')}; {DELETED}"))
 
-    def _succeed(self, poll: Poll, message_ids: Sequence[str]) -> None:
+    def _succeed(self, poll: Poll, asked: int, message_ids: Sequence[str]) -> None:
         now = self._clock.monotonic()
         with self._lock:
             probe = self.failures > 0 and poll.wait < self._wait
@@ -539,7 +565,7 @@ class Receiver:
         if self._outage.error is not None:
             self._outage.success(poll.started)
         if ReceiveEnded.is_wanted():
-            emit(ReceiveEnded(self.queue.name, poll.reservation.messages, len(message_ids)))
+            emit(ReceiveEnded(self.queue.name, asked, len(message_ids)))
 
 
 class Receivers:
@@ -583,11 +609,6 @@ class Receivers:
     def consumed(self) -> list[str]:
         """The names of the queues that are polled, but for pauses."""
         return [name for name, (receiver, _) in list(self._latest.items()) if not receiver.stopping]
-
-    @property
-    def polling(self) -> bool:
-        """Whether a poll is in flight, or its messages are being taken."""
-        return any(receiver.in_flight for receiver in self._all)
 
     def polled(self) -> set[str]:
         """The names of stopped or paused queues whose polls are in flight."""

@@ -198,7 +198,7 @@ def show_state(series: Series, context: BrokerContext) -> None:
     series.gauges[names.SLOTS] = lambda: [((), worker_state(context).slots)]
     series.gauges[names.SLOTS_BUSY] = lambda: [((), worker_state(context).busy)]
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
-    pauses, turns = context.pauses, context.turns
+    pauses, turns = context.pauses, context.turns and context.turns.turns
     series.gauges[names.PAUSED] = lambda: of_queues(context, lambda queue: pauses.get(queue) is not None)
     options = context.options
     series.gauges[names.INTERVAL_MAX] = lambda: of_queues(

@@ -14,7 +14,7 @@ from support.factories import TIMEOUT
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.core.copies import CHECK_SECONDS
-from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.core.held import MARGIN_SECONDS
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.dead_letters import described
@@ -221,7 +221,7 @@ class Account:
         capacity, held = self.world.consumer.capacity, 0
         for consumer in self.world.consumers:
             for delivery in consumer.held():
-                held += delivery.state is not State.COPYING and delivery not in capacity._aside
+                held += delivery.has_place and delivery.wait is not Wait.PAYLOAD
                 lease = delivery.lease
                 assert lease is None or lease.lost >= delivery.lost, "a run learns that its message is lost"
         assert capacity.held == held, "capacity is counted"

@@ -77,7 +77,7 @@ class Worker:
         )
         self.consumers.append(self.consumer)
         self.consumer._receivers.add(_Receiver(self.queue), self._take)
-        self.consumer.capacity.prefetch_count = 1000
+        self.consumer.set_prefetch_count(1000)
 
     def give_back(self, *kinds):
         """Receive nothing more, and give back what does not run; of these kinds send no copies either."""
@@ -95,7 +95,6 @@ class Worker:
             return
         messages = self.queue.sqs.receive(self.queue.url, 10, 0, EVERYTHING)
         self.handles |= {each["ReceiptHandle"] for each in messages}
-        self.consumer.capacity.hold(len(messages), queue="q", fifo=False)
         now = self.clock.monotonic()
         self.consumer._arrived(self.queue, messages, now, now)
         self.consumer._buffer.dispatch(self.clock)

@@ -1,4 +1,4 @@
-"""What a worker has beside the messages that it holds: runs, and capacity."""
+"""What a worker has beside the messages that it holds: runs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,6 @@ ENDS = {
     "given up": lambda run: DeadLetter("broken", run.message_id, otherwise=Hide(9)),
     "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=RELEASE),
 }
-
-
-class AnyCapacity:
-    """Capacity for whatever comes, which counts what is held; the rest is tested elsewhere."""
-
-    held = handed = 0
-
-    def hold(self, messages, **_):
-        self.held += messages
-
-    def release(self, **_):
-        self.held -= 1
-
-    def free(self, _delivery):
-        self.held -= 1
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
 
 
 class Run:

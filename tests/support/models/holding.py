@@ -17,7 +17,7 @@ from support.clock import FakeClock
 from support.factories import EVERYTHING, TIMEOUT
 from support.logs import a_filter_that_raises
 from support.models.held_requests import POSITIONS, REQUEST, WHICH, HeldRequests
-from support.models.held_runs import ENDS, AnyCapacity, Run
+from support.models.held_runs import ENDS, Run
 from support.models.steps import step
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -46,7 +46,6 @@ class Holding(HeldRequests):
         redrive.get(self.queue, self.clock.monotonic())
         redrive.find_dead_letter_queue(self.queue)
         self.queue_consumer = factories.queue_consumer(self.clock, redrive=redrive, heartbeat_interval=40)
-        self.queue_consumer.capacity = self.queue_consumer._arrivals._capacity = AnyCapacity()
         self.receiver = Mock(stopping=False, halted=False, queue=self.queue)  # the machine polls in its place
         self.receiver.stop = lambda: self.receiver.configure_mock(stopping=True, halted=True)
         self.receiver.wait_for_polls.return_value = False
@@ -94,7 +93,6 @@ class Holding(HeldRequests):
         messages = self.sqs.receive(self.queue.url, count, 0, EVERYTHING)
         self.clock.advance(transit / 1000)
         messages = [message for message in messages for _ in range(listed)]
-        self.queue_consumer.capacity.hold(len(messages))
         self.queue_consumer._arrived(self.queue, messages, asked, self.now)
         handles = [message["ReceiptHandle"] for message in messages]
         self.known += filter(None, map(self.queue_consumer.holder.get, handles))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from weakref import ref
 
-from celery_sqs_visibility.core.delivery import Inactivity
+from celery_sqs_visibility.core.delivery import Inactivity, Wait
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.policy.prefetch import Slots
 
@@ -79,7 +79,7 @@ class Pool:
         if world.watches_runs and len(self.known) % 4 == 0:
             run.delivery.inactivity = Inactivity(INACTIVITY, functools.partial(self.end_inactive, run))
         if len(self.known) % 5 == 0:  # it waits for its ETA or its rate
-            run.delivery.consumer.rest(run.delivery)
+            run.delivery.consumer.rest(run.delivery, list(Wait)[1 + len(self.known) % 2])
         self.known.append(run)
         self.reserved.append(run)
         self.fill()

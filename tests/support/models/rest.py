@@ -6,7 +6,7 @@ import select
 
 from support.scheduler import MOMENT
 
-from celery_sqs_visibility.delivery.receive.capacity import Held
+from celery_sqs_visibility.core.capacity import Taken
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 
 #: Seconds in which a poll, and the threads of a worker that is closed, end: a long poll, and more.
@@ -42,15 +42,15 @@ def check_waiters(capacity, world):
     A share of a queue that was paused or stopped is not, nor is what a queue may have from when another is
     known that it overtakes. The supervisor gives them that.
     """
-    shares = capacity._queues.total(), len(world.turns._begun) if world.turns else 0
+    shares = capacity._queues.total(), len(world.turns.turns._begun) if world.turns else 0
     if shares != world.shares:
         world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
     settled = world.now - checked_since > CHECK_INTERVAL_SECONDS
     if settled and world.options["prefetch_seconds"] == 0:
-        waiters = list(capacity._waiters)
-        with capacity._lock:
-            capacity._serve()
+        waiters = list(capacity.waiters)
+        with world.pump.lock:
+            capacity.serve(world.now)
         served = [waiter.queue for waiter in waiters if waiter.reservation is not None]
         assert not served, f"there was capacity for {served}"
 
@@ -109,9 +109,9 @@ def check_nothing_is_kept(world, consumer):
     assert not consumer.holder.settler.batches.unfinished, "everything is settled"
     assert not consumer.holder.copies.pending.unfinished, "all copies are sent"
     assert capacity.held == capacity.runs == 0, "no capacity is taken"
-    assert capacity._fifo == Held(), "no capacity of FIFO queues is taken"
+    assert capacity._fifo == Taken(), "no capacity of FIFO queues is taken"
     assert not capacity._aside, "nothing is set aside"
-    assert not capacity._held.resting, "nothing rests"
+    assert not capacity._places.resting, "nothing rests"
     receivers = [receiver for each in world.consumers for receiver in each._receivers.all()]
     polls = sum(len(receiver.in_flight) for receiver in receivers)
     assert capacity._asked.polls.total() <= polls, "only polls ask for messages"
@@ -123,5 +123,5 @@ def check_nothing_is_known(world):
     assert not world.consumer.holder._held.messages, "nothing is known as held"
     if world.turns is not None:
         for queue in world.queues:
-            assert world.turns.held(queue) == 0, "nothing counts for its queue"
-            assert world.turns.begun(queue) == 0, "nothing has a turn"
+            assert world.turns.turns.held(queue) == 0, "nothing counts for its queue"
+            assert world.turns.turns.begun(queue) == 0, "nothing has a turn"

@@ -31,13 +31,14 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.held import MARGIN_SECONDS
 from celery_sqs_visibility.core.settlements import Split
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery import watches
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.policy.options import Options
@@ -147,11 +148,11 @@ class Whole(RuleBasedStateMachine):
         }
         self.options = options
         parsed = Options.parse(options)
+        self.pump = Pump(self.clock)
         turns = Turns(order, parsed.for_queue) if order != "fair" or chance.random() < 0.5 else None
-        self.turns = turns
+        self.turns = turns and TurnBuffers(turns, self.pump.lock)
         self.pool = Pool(self, slots=chance.choice([1, 3, 8]), dispatches=chance.random() < 0.5)
         self.pauses = Pauses(self.clock)
-        self.pump = Pump(self.clock)
         self.has_started = self.ending = self.dying = False
         self.redrive = RedriveBook()
         self.has_loop = chance.random() < 0.5
@@ -182,7 +183,7 @@ class Whole(RuleBasedStateMachine):
         self.consumers.append(self.consumer)
         self.buffers.append(self.buffer)
         self.pump._woken.woken_for_nothing = False  # see `check_lane`
-        self.consumer.capacity.prefetch_count = self.pool.prefetch_count
+        self.consumer.set_prefetch_count(self.pool.prefetch_count)
         self.main = self.scheduler.start(self.main_thread, "main")
 
     def main_thread(self):
@@ -349,7 +350,8 @@ class Whole(RuleBasedStateMachine):
     @step(often=0.5, count=[1, 4, 10, 0])
     def set_prefetch(self, count):
         def change():
-            self.pool.prefetch_count = self.consumer.capacity.prefetch_count = count
+            self.pool.prefetch_count = count
+            self.consumer.set_prefetch_count(count)
 
         self.do(change)
         self.run()

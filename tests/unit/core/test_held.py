@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -127,7 +128,7 @@ def test_tags_are_forgotten_with_their_deliveries(core):
 
 def test_what_is_held_is_told_by_consumer_in_the_order_of_arrival(core):
     first, second, third = (core.take_in() for _ in range(3))
-    third.consumer = consumer = object()
+    third.consumer = consumer = SimpleNamespace(capacity=factories.FilledCapacity())
     assert core.of(None) == [first, second]
     assert core.of(consumer) == [third]
     core.settle(third, Delete(), NOW)

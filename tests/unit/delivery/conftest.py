@@ -13,9 +13,11 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.settlements import Delete, Lapse, Split
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.events import subscribe
 
 
@@ -49,7 +51,9 @@ class World:
         self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
-        self.slots, self.turns, self.pauses = slots, turns, Pauses(self.clock)
+        self.slots, self.pauses = slots, Pauses(self.clock)
+        self.pump = Pump(self.clock)
+        self.turns = None if turns is None else TurnBuffers(turns, self.pump.lock)
         self.buffer = Buffer()
         self.consumers = []
         self.consumer = self.new_consumer()
@@ -64,6 +68,7 @@ class World:
             slots=self.slots,
             turns=self.turns,
             pauses=self.pauses,
+            pump=self.pump,
             **self.options,
         )
         if isinstance(self.clock, FakeClock):
@@ -164,8 +169,6 @@ class World:
             self.clock.advance(TIMEOUT)
         now = self.clock.monotonic()
         messages = self.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
-        for _ in messages:
-            consumer.capacity.received(consumer.capacity.reserve(queue.name, SOON), 1)
         consumer._arrived(queue, messages, now, now)
         return [factories.by_receipt(consumer, message["ReceiptHandle"]) for message in messages]
 

@@ -60,7 +60,6 @@ def test_a_message_that_a_late_answer_lists_again_is_held_once(world, queue):
     """As where a poll of a FIFO queue was repeated under its ReceiveRequestAttemptId."""
     (delivery,) = world.deliveries(queue, "a")
     again = {"MessageId": delivery.facts.message_id, "ReceiptHandle": delivery.handle, "Body": "a"}
-    world.consumer.capacity.hold(1, queue=queue.name)
     world.consumer._arrived(queue, [again], world.clock.monotonic(), world.clock.monotonic())
     assert world.hand_over() == 0
     assert world.held() == 1

@@ -279,7 +279,7 @@ def test_a_payload_comes_when_s3_is_back_and_meanwhile_others_have_its_messages_
 def test_after_an_outage_no_more_payloads_are_fetched_than_the_worker_has_place_for(make, store):
     world = make(payloads=store, payload_store=f"s3://{store.bucket}")
     queue = world.queue()
-    world.consumer.capacity.prefetch_count = 2
+    world.consumer.set_prefetch_count(2)
     world.consumer._lanes.remove(threads := fetches(world))
     store.fail_next("GetObject", *[DOWN] * 5)
     for _ in range(5):

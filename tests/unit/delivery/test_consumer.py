@@ -12,7 +12,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.redrive import REDRIVE_SECONDS
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.events import Deleted, Hidden, HorizonNear, Released
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
@@ -206,7 +206,7 @@ def test_a_worker_whose_queue_nears_its_quota_in_flight_says_so_with_what_it_hid
     world.clock.advance(REDRIVE_SECONDS)
     before = len(requests(world.sqs, "GetQueueAttributes"))
     for _ in range(3):
-        world.consumer._arrived(queue, [], 0, world.clock.monotonic())  # polls that bring nothing
+        world.consumer._after_poll(queue, world.clock.monotonic())  # polls that bring nothing
     (line,) = [record.getMessage() for record in caplog.records if "in flight" in record.getMessage()]
     assert "queue 'q' has 119502 messages in flight: beyond about 120000 SQS hands out none" in line
     assert "This worker holds 1 of them, and has hidden 1 or more" in line

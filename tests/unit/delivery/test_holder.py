@@ -14,8 +14,8 @@ from celery_sqs_visibility.core.copies import Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
 from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Split, Why
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
-from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,
@@ -60,7 +60,7 @@ def test_what_will_be_visible_comes_back_although_the_queue_sleeps(
 
 def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queue, events, monkeypatch):
     (one,) = world.deliveries(queue, "a")
-    monkeypatch.setattr(world.consumer.capacity, "release", lambda **_: 1 / 0)
+    monkeypatch.setattr(world.consumer, "free", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         one.settle(Delete())
     events.wait(Deleted)
@@ -441,11 +441,9 @@ def test_what_comes_back_when_its_copies_are_sent_is_finished_and_else_is_not(
     assert holder._held.claim(one, 0.0)
     assert holder.settle_copied(one, settlement)
     assert not holder.settle_copied(one, settlement)
-    world.consumer.capacity.release()
     again = newer(one)
     assert holder.receive([again]) == [(arrival, again)]
     again.settle(Lapse())
-    world.consumer.capacity.hold(1)
 
 
 def test_a_message_that_comes_back_while_its_copies_are_sent_is_deleted_under_its_newest_receipt(
@@ -455,7 +453,6 @@ def test_a_message_that_comes_back_while_its_copies_are_sent_is_deleted_under_it
     holder, older = world.consumer.holder, one.handle
     assert holder._held.claim(one, 0.0)
     world.come_back(queue, early=True)
-    world.consumer.capacity.free(one)
     assert one.handle != older
     holder._copied(Sending(one, Renew(OutgoingMessage("copy"), {}, 9), next=1, sent=1, message_id="copy"))
     events.wait(Deleted)

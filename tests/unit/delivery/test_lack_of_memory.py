@@ -85,8 +85,6 @@ def receive_and_run(world, queue, lack):
     factories.send(queue, "a")
     now = world.clock.monotonic()
     messages = world.sqs.receive(queue.url, 10, 0, factories.EVERYTHING)
-    capacity = world.consumer.capacity
-    capacity.received(capacity.reserve(queue.name, SOON), len(messages))
     with lack.during():
         world.consumer._arrived(queue, messages, now, now)
     with lack.during():
@@ -123,7 +121,8 @@ def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypa
     def lacks_memory(*_):
         raise MemoryError
 
-    monkeypatch.setattr(world.consumer.capacity, "received", lacks_memory)
+    monkeypatch.setattr(world.consumer.capacity, "answered", lacks_memory)
     world.consume(queue)
     wait_until(lambda: "unexpected error while polling 'q'" in caplog.text, SOON, "the error")
-    assert not world.consumer._receivers.polling
+    assert not world.consumer._receivers.get("q").in_flight
+    assert world.consumer.capacity._asked.messages.total() == 0

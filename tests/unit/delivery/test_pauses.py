@@ -12,8 +12,8 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
-from celery_sqs_visibility.delivery.receive.turns import Turns
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.options import Options

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 from celery.worker import state
@@ -99,35 +98,33 @@ class Consumer:
 
 
 class World:
-    """A worker's consumer, a bucket, and the turns and the capacity that hear who has no slot."""
+    """A worker's consumer, a bucket, and the capacity that hears who has no slot."""
 
     def __init__(self):
         self.bucket = TokenBucket(RATE)
         self.consumer, self.worker = Consumer(), WorkerContext()
-        self.resting = []  # without a turn
+        self.rested = []
         self.capacity = capacity()
-        turns = SimpleNamespace(rest=self.take_no_turn, resume=self.take_a_turn)
-        RateLimits(self.consumer, self.worker, turns)
+        RateLimits(self.consumer, self.worker)
 
-    def rest(self, one):
+    def rest(self, one, wait):
         """See `core.delivery.Consumer`."""
-        self.capacity.rest(one)
+        self.rested.append(one)
+        self.capacity.rest(one, wait)
 
     def resume(self, one):
         """See `core.delivery.Consumer`."""
         self.capacity.resume(one)
 
-    def take_no_turn(self, one):
-        self.resting.append(one)
-
-    def take_a_turn(self, one):
-        if one in self.resting:
-            self.resting.remove(one)
+    @property
+    def resting(self):
+        """Without a turn."""
+        return [one for one in self.rested if one.wait is not None]
 
     @property
     def makes_room(self):
         """How many others may be received."""
-        return len(self.capacity._held.resting)
+        return self.capacity._places.resting
 
     def arrive(self, request):
         if getattr(request, "delivery", None) is not None:
@@ -243,17 +240,6 @@ def test_who_does_not_wait_keeps_its_slot(world, request_):
     assert (world.makes_room, world.resting) == (0, [])
 
 
-def test_without_turns_it_is_the_same(world):
-    worker = WorkerContext()
-    RateLimits(consumer := Consumer(), worker)
-    request = Due()
-    request.delivery.consumer = world
-    worker.on_eta(request)
-    assert world.makes_room == 1
-    consumer.apply_eta_task(request)
-    assert world.makes_room == 0
-
-
 def test_of_a_message_that_came_back_the_request_that_is_over_wakes_nobody(world):
     """It was given back, in a pause, and another request waits for it."""
     over, again = Due(), Due()
@@ -261,6 +247,7 @@ def test_of_a_message_that_came_back_the_request_that_is_over_wakes_nobody(world
     for request in (over, again):
         world.wait_for_eta(request)
     over.delivery.state = State.SETTLED
+    world.capacity.free(over.delivery, 0.0)
     world.consumer.apply_eta_task(over)
     assert (world.makes_room, again.delivery in world.resting) == (1, True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -36,11 +37,15 @@ def polling(name="q", prefetch_count=10):
     world.schedule = PollSchedule(60, 60)
 
     def take(queue, messages, called, returned):
+        world.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
         world.arrived.append((queue, [message["Body"] for message in messages], called, returned))
         world.on_arrival()
 
-    world.receiver = Receiver(queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take)
-    world.reserve = lambda: world.capacity.reserve(name, 0, fifo=queue.fifo)
+    world.lock = threading.Lock()
+    world.receiver = Receiver(
+        queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take, world.lock
+    )
+    world.reserve = lambda: world.capacity.reserve(name, fifo=queue.fifo)
     world.poll = lambda wait=0, **role: world.receiver.poll(world.reserve(), wait=wait, **role)
     world.receives = lambda: [
         arguments for action, arguments in world.sqs.calls if action == "ReceiveMessage"
@@ -139,6 +144,7 @@ def test_a_queue_made_just_now_may_be_unknown_to_a_part_of_sqs(world, caplog, or
         RECEIVE_OPTIONS,
         world.clock,
         print,
+        world.lock,
     )
     for _ in range(failures):
         world.sqs.fail_next("ReceiveMessage", QueueDoesNotExistError("not yet"))
@@ -230,7 +236,7 @@ def test_a_late_answer_gives_the_capacity_back_and_its_messages_still_count(worl
 
     def be_late():
         states.append(hang(world, 20 + 5))
-        states.append(world.capacity.reserve("q", 0).messages)
+        states.append(world.capacity.reserve("q").messages)
 
     send(world.queue, "a", "b")
     during_the_call(world, be_late)
@@ -302,7 +308,7 @@ def test_of_a_fifo_queue_no_more_is_held_than_can_start():
         world.poll()
         assert world.capacity.held == held
     assert world.reserve() is None
-    world.capacity.release(began=0.0, fifo=True)
+    world.capacity.release(began=0.0)
     assert world.reserve().messages == 1
 
 

@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from support.clock import FakeClock
-from support.factories import RECEIVE_OPTIONS, send, sqs_queue
+from support.factories import RECEIVE_OPTIONS, FilledCapacity, send, sqs_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.receive import receiver as receiver_module
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
 from celery_sqs_visibility.delivery.receive.receiver import (
     ANSWERED_AT_ONCE_SECONDS,
     HELPER_PAUSE_SECONDS,
@@ -49,15 +48,15 @@ class ToldSchedule(PollSchedule):
         return at
 
 
-class ToldCapacity(ReceiveCapacity):
+class ToldCapacity(FilledCapacity):
     """Tells which queue waits."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.waiting = queues.SimpleQueue()
 
-    def _add_waiter(self, queue, fifo):
-        waiter = super()._add_waiter(queue, fifo)
+    def add_waiter(self, queue, now, wake, *, fifo=False):
+        waiter = super().add_waiter(queue, now, wake, fifo=fifo)
         self.waiting.put(queue)
         return waiter
 
@@ -78,10 +77,15 @@ def receiving():
         world.on_arrival = lambda: None
 
         def take(_queue, messages, _called, _returned):
+            with world.lock:
+                world.capacity.hold(len(messages), queue=queue.name, fifo=queue.fifo)
             world.arrived.put([message["Body"] for message in messages])
             world.on_arrival()
 
-        world.receiver = Receiver(queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take)
+        world.lock = threading.Lock()
+        world.receiver = Receiver(
+            queue, world.capacity, world.schedule, 20, RECEIVE_OPTIONS, clock, take, world.lock
+        )
         world.bodies = lambda: world.arrived.get(timeout=SOON)
         world.let_go = threading.Event()
         worlds.append(world)
@@ -91,7 +95,6 @@ def receiving():
     for world in worlds:
         world.receiver.stop()
         world.let_go.set()
-        world.capacity.prefetch_count = 1000  # no thread waits for capacity
         wait_for_threads(world, 0)
 
 
@@ -208,7 +211,7 @@ def test_a_retry_does_not_wait_for_the_turn_of_its_queue(receiving):
     world = receiving(prefetch_count=2, interval=0)
     for name in "abcdefghijklmnopqrst":
         world.capacity.add_queue(another := f"another: {name}")
-        world.capacity.add_waiter(another)
+        world.capacity.wait(another)
     world.receiver.start()
     wait_until(
         lambda: world.capacity.waiting.get(timeout=SOON) == world.name, SOON, "it to wait for its turn"
@@ -225,7 +228,7 @@ def test_stop_before_start_leaves_the_others_their_share(receiving):
     world.receiver.start()
     for name in "ab":
         world.capacity.add_queue(name)
-    assert world.capacity.reserve("q", 0).messages == 5
+    assert world.capacity.reserve("q").messages == 5
 
 
 # Helpers.

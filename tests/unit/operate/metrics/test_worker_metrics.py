@@ -10,10 +10,11 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from prometheus_client import REGISTRY
 from support.clock import FakeClock
-from support.factories import queue_consumer
+from support.factories import delivery, queue_consumer, sqs_queue
 
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
@@ -83,7 +84,7 @@ def context(**options):
         worker_name="w@h",
         coordination_store=None,
         pauses=Pauses(),
-        turns=Turns(parsed.queue_order, parsed.for_queue) if parsed.has_turns else None,
+        turns=parsed.has_turns and TurnBuffers(Turns(parsed.queue_order, parsed.for_queue), threading.Lock()),
     )
 
 
@@ -121,12 +122,11 @@ def test_a_worker_is_as_busy_as_it_runs_messages():
     here.worker_queue_consumers = [consumer]
     here.slots = lambda: Slots(4, 16)
     assert worker_state(here) == WorkerState(slots=4, busy=0, held=0)
-    run = SimpleNamespace()
-    run_of_an_early_acknowledged = type("Run", (), {})()
-    consumer.capacity.hold(1)
-    consumer.capacity.start_run(run_of_an_early_acknowledged)
+    early = delivery(sqs_queue())
+    consumer.capacity.count(early, 1)
+    early.began, early.acknowledged_early = 1.0, True
+    consumer.capacity.free(early, 1.0)
     assert worker_state(here).busy == 1
-    del run
     consumer.close()
 
 
@@ -163,7 +163,7 @@ def test_a_queue_of_which_no_more_may_run_is_told():
     here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
     show_state(series, here)
     assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
-    here.turns.hold("mail", 1)
+    here.turns.turns.hold("mail", 1)
     assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.delivery.receive.capacity import (
+from celery_sqs_visibility.core.capacity import (
     DURATION_MEMORY_TASKS,
     PACE_MEMORY_SECONDS,
     RecentRuns,

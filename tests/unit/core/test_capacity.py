@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import gc
-import queue as queues
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from support.clock import FakeClock
-from support.factories import capacity
-from support.processes import SOON
+from support.factories import FilledCapacity, capacity
 
+from celery_sqs_visibility.core.capacity import RecentRuns
 from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity, RecentRuns
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
@@ -31,7 +28,7 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 def fill(shared, messages):
     """Hold this many more messages."""
     while messages:
-        reservation = shared.reserve("q", 0)
+        reservation = shared.reserve("q")
         brought = min(messages, reservation.messages)
         shared.received(reservation, brought)
         messages -= brought
@@ -39,29 +36,16 @@ def fill(shared, messages):
 
 def asked(shared, queue="q"):
     """The messages that a poll of the queue may ask for just now; 0 if it has to wait."""
-    reservation = shared.reserve(queue, 0)
+    reservation = shared.reserve(queue)
     return reservation.messages if reservation else 0
 
 
 def run(shared, clock, seconds, count, *, ran=True, queue="q"):
     """Receive and run tasks one after the other."""
     for _ in range(count):
-        shared.received(shared.reserve(queue, 0), 1)
+        shared.received(shared.reserve(queue), 1)
         clock.advance(seconds)
         shared.release(began=clock.monotonic() - seconds if ran else None)
-
-
-def waiting(shared, count):
-    """Threads that wait for capacity; and their reservations, as they come."""
-    answers = queues.SimpleQueue()
-
-    def wait():
-        answers.put(shared.reserve("q", SOON))
-
-    threads = [threading.Thread(target=wait, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    return threads, answers
 
 
 @pytest.mark.parametrize(
@@ -88,7 +72,7 @@ def test_unlimited_has_a_limit():
 
 def test_messages_held_and_messages_asked_for_take_room_until_they_are_settled_or_do_not_come():
     shared = capacity(4)
-    poll = shared.reserve("q", 0)
+    poll = shared.reserve("q")
     assert asked(shared) == 0
     shared.received(poll, 0)
     assert shared.held == 0
@@ -107,28 +91,28 @@ def test_a_queue_that_is_removed_gives_its_share_to_the_others():
 
 def test_polls_of_a_queue_that_is_removed_keep_nothing_from_the_next_one():
     shared = capacity(1)
-    poll = shared.reserve("cancelled", 0)
+    poll = shared.reserve("cancelled")
     assert asked(shared, "next") == 0
     shared.remove_queue("cancelled")
     shared.forget_polls("cancelled")
     shared.add_queue("next")
     assert asked(shared, "next") == 1
     shared.received(poll, 1)  # which is given back
-    shared.release(queue="cancelled")
+    shared.release()
     assert shared.held == 0
 
 
 def test_where_there_is_less_capacity_than_queues_the_polls_are_short():
-    assert capacity(2, queues=4).reserve("q", 0).wait < WAIT_TIME_SECONDS
-    assert capacity(40, queues=4).reserve("q", 0).wait == WAIT_TIME_SECONDS
+    assert capacity(2, queues=4).reserve("q").wait < WAIT_TIME_SECONDS
+    assert capacity(40, queues=4).reserve("q").wait == WAIT_TIME_SECONDS
 
 
 def test_idle_queues_are_polled_long_though_there_are_more_of_them_than_slots():
     shared = capacity(8, slots=2, queues=3)
-    polls = [shared.reserve(name, 0) for name in "abc"]
+    polls = [shared.reserve(name) for name in "abc"]
     assert [(poll.messages, poll.wait) for poll in polls] == [(1, WAIT_TIME_SECONDS)] * 3
     shared.received(polls[0], 1)  # that one is busy, and the idle ones keep no slot from it
-    poll = shared.reserve("a", 0)
+    poll = shared.reserve("a")
     assert (poll.messages, poll.wait) == (1, WAIT_TIME_SECONDS)
     shared.received(poll, 1)
     assert asked(shared, "a") == 0
@@ -138,7 +122,7 @@ def test_a_queue_that_is_added_late_is_polled_though_the_first_has_taken_the_cap
     shared = capacity(8, slots=2)
     assert asked(shared, "early") == 2
     shared.add_queue("late")
-    late = shared.reserve("late", 0)
+    late = shared.reserve("late")
     assert (late.messages, late.wait) == (1, WAIT_TIME_SECONDS)
     assert asked(shared, "late") == 0  # that is one poll, and no helpers
 
@@ -166,64 +150,77 @@ def test_work_at_the_measured_pace_is_held_beyond_celerys_count_if_it_ran(ran, m
 
 
 def test_a_freed_slot_wakes_one_waiter_and_no_more():
-    shared = capacity(2, queues=2)
+    shared, woken = capacity(2, queues=2), []
     fill(shared, 2)
-    threads, answers = waiting(shared, 2)
-    for _ in threads:
+    waiters = [shared.add_waiter("q", 0.0, partial(woken.append, number)) for number in range(2)]
+    for number in range(2):
+        assert woken == list(range(number))
         shared.release(began=0.0)
-        assert answers.get(timeout=SOON).messages == 1
+        assert waiters[number].reservation.messages == 1
         assert asked(shared) == 0
-        assert answers.empty()
-    for thread in threads:
-        thread.join(SOON)
+    assert woken == [0, 1]
 
 
 @pytest.mark.parametrize("change", ["prefetch_count", "an empty poll", "the end of a run"])
-def test_whatever_makes_room_wakes_a_waiter(change):
+def test_whatever_makes_room_serves_a_waiter(change):
     shared = capacity(2)
-    reservation = shared.reserve("q", 0)
-    task = Run()
+    reservation = shared.reserve("q")
     if change == "the end of a run":
-        shared.received(reservation, 2)
-        shared.start_run(task)
-    (thread,), answers = waiting(shared, 1)
+        task, _ = shared.received(reservation, 2)
+        shared.release(task, began=0.0, early=True)
+    waiter = shared.wait("q")
+    assert waiter.reservation is None
     if change == "prefetch_count":
         shared.prefetch_count = 3
+        shared.serve(shared.now)
     elif change == "an empty poll":
-        shared.received(reservation, 1)
+        shared.answered(reservation, 1, shared.now)
     else:
-        shared.end_run(task, -LONG_TASK_SECONDS)
-    assert answers.get(timeout=SOON).messages == 1
-    thread.join(SOON)
+        shared.end_run(task, -LONG_TASK_SECONDS, shared.now)
+        shared.serve(shared.now)
+    assert waiter.reservation.messages == 1
 
 
-def test_a_waiter_that_has_given_up_leaves_when_it_is_woken():
-    shared = capacity(1)
-    fill(shared, 1)
-    given_up, waits = threading.Event(), threading.Event()
+def test_what_has_come_is_reserved_until_it_is_held():
+    shared = capacity(4)
+    poll = shared.reserve("q")
+    shared.answered(poll, 3, shared.now)
+    assert (shared.held, asked(shared)) == (0, 1)
+    shared.hold(3)
+    assert asked(shared) == 0
+    for _ in range(2):  # told twice, it counts once
+        shared.taken(poll, shared.now)
+        assert asked(shared) == 0
+    shared.release()
+    assert asked(shared) == 1
 
-    def check():
-        waits.set()
-        return given_up.is_set()
 
-    with ThreadPoolExecutor(1) as executor:
-        answer = executor.submit(shared.reserve, "q", 60, check)
-        assert waits.wait(SOON)
-        given_up.set()
-        shared.wake()
-        assert answer.result(SOON) is None
+def test_what_comes_and_is_not_held_leaves_its_capacity_to_others():
+    shared = capacity(4)
+    poll = shared.reserve("q")
+    shared.answered(poll, 4, shared.now)
+    waiter = shared.wait("q")
+    assert waiter.reservation is None
+    shared.taken(poll, shared.now)
+    assert waiter.reservation.messages == 4
+
+
+def test_what_has_come_to_a_fifo_queue_counts_there_too():
+    shared = capacity(10, slots=1)
+    shared.answered(shared.reserve("q.fifo", fifo=True), 1, shared.now)
+    assert shared.reserve("another.fifo", fifo=True) is None
 
 
 def test_waiters_are_served_in_their_order():
     shared = capacity(1, queues=4)
     fill(shared, 1)
-    waiters = [shared.add_waiter(name) for name in "abcd"]
+    waiters = [shared.wait(name) for name in "abcd"]
     assert not any(waiter.reservation for waiter in waiters)
     shared.release(began=0.0)
     assert [bool(waiter.reservation) for waiter in waiters] == [True, True, False, False]
     for number in (0, 1):
         assert asked(shared, "d") == 0, "it does not wait"
-        again = shared.add_waiter(waiters[number].queue)
+        again = shared.wait(waiters[number].queue)
         shared.received(waiters[number].reservation, 0)
         assert waiters[number + 2].reservation
         assert not again.reservation, "a queue that was served is the last waiter"
@@ -232,7 +229,7 @@ def test_waiters_are_served_in_their_order():
 def test_an_idle_queue_that_waits_for_its_turn_keeps_no_busy_one_waiting():
     shared = capacity(2, slots=2, queues=20)
     fill(shared, 2)  # of the busy queue "q"
-    waiters = [shared.add_waiter(name) for name in (*"abcdefghij", "q")]
+    waiters = [shared.wait(name) for name in (*"abcdefghij", "q")]
     shared.release(began=0.0)
     served = [waiter.queue for waiter in waiters if waiter.reservation]
     assert served == ["a", "b", "q"], "idle queues take turns, in their order, and the busy one has the slot"
@@ -243,24 +240,24 @@ def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queu
     shared = capacity(2, slots=2, queues=0, clock=clock)
     for name in "ab":
         shared.add_queue(name)
-        shared.received(shared.reserve(name, 0), 1)
+        shared.received(shared.reserve(name), 1)
     for _ in range(2):
         shared.release(began=0.0)
     assert asked(shared, "a")
     assert asked(shared, "a")  # both slots: a second thread polls it
-    waiter = shared.add_waiter("b")
-    shared.replace_stuck(clock.monotonic())
+    waiter = shared.wait("b")
+    shared.look(clock.monotonic())
     assert waiter.reservation is None
     clock.advance(LIKELY_SECONDS)
-    shared.replace_stuck(clock.monotonic())
+    shared.look(clock.monotonic())
     assert waiter.reservation.messages == 2
 
 
 def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_its_turn():
     shared = capacity(2, slots=2, queues=20)
-    idle = [shared.add_waiter(name) for name in "abcdef"]
+    idle = [shared.wait(name) for name in "abcdef"]
     assert idle[-1].reservation is None
-    shared.expect("f")
+    shared.expect("f", shared.now)
     assert idle[-1].reservation is not None
     assert idle[-2].reservation is None
 
@@ -305,7 +302,7 @@ class Sharing(RuleBasedStateMachine):
         slots, pace = self.slots, self.runs.per_second(self.clock.monotonic())
         limit = message_limit(Slots(slots, slots), pace, self.runs.seconds, 1.0)
         idle_polls = list(self.polls.values()).count(False)
-        reservation = self.capacity.reserve(name, 0)
+        reservation = self.capacity.reserve(name)
         if reservation is None:
             turn = polled or idle_polls or self.queues == 1
             assert self.held + asked_for >= slots or (turn and not busy), "a slot stands idle"
@@ -335,7 +332,7 @@ class Sharing(RuleBasedStateMachine):
     @rule()
     def polls_wait_in_vain(self):
         self.clock.advance(LIKELY_SECONDS)
-        self.capacity.replace_stuck(self.clock.monotonic())
+        self.capacity.look(self.clock.monotonic())
         self.busy -= {poll.queue for poll, likely in self.polls.items() if likely}
         self.polls = dict.fromkeys(self.polls, False)
 
@@ -358,10 +355,6 @@ TestSharing = Sharing.TestCase
 TestSharing.settings = settings(max_examples=60, stateful_step_count=40)
 
 
-class Run:
-    """Stands for a delivery."""
-
-
 @pytest.mark.parametrize(
     ("runs", "seconds", "messages"),
     [(20, 2, 2), (200, 0.01, 10)],
@@ -371,23 +364,21 @@ def test_runs_that_were_acknowledged_when_they_began_count_when_they_end(runs, s
     clock = FakeClock()
     shared = capacity(8, slots=2, prefetch_seconds=1, clock=clock)
     for _ in range(runs):
-        shared.received(shared.reserve("q", 0), 1)
-        shared.start_run(task := Run())
+        (task,) = shared.received(shared.reserve("q"), 1)
+        shared.release(task, began=clock.monotonic(), early=True)
         clock.advance(0.01)
-        shared.end_run(task, clock.monotonic() - seconds)
+        shared.end_run(task, clock.monotonic() - seconds, clock.monotonic())
     assert asked(shared) == messages
 
 
 def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends_or_is_forgotten():
     shared = capacity(2, slots=2, prefetch_seconds=1)
     fill(shared, 2)
-    runs = [Run(), Run()]
-    for number in (0, 1):
-        shared.start_run(runs[number])
+    runs = [shared.release(began=0.0, early=True) for _ in range(2)]
     assert shared.held == 0
     assert asked(shared) == 0
     for _ in range(2):  # told twice, it counts once
-        shared.end_run(runs[0], -LONG_TASK_SECONDS)
+        shared.end_run(runs[0], -LONG_TASK_SECONDS, shared.now)
     assert asked(shared) == 1
     assert asked(shared) == 0
     runs.clear()
@@ -397,19 +388,19 @@ def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends_or_i
 
 def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_count():
     clock, idle = FakeClock(), True
-    shared = ReceiveCapacity(1, clock, lambda: Slots(2, 20, idle=idle))
+    shared = FilledCapacity(1, clock, lambda: Slots(2, 20, idle=idle))
     shared.prefetch_count = 20
     shared.add_queue("q")
     fill(shared, 2)
-    shared.replace_stuck(clock.monotonic())
+    shared.look(clock.monotonic())
     assert asked(shared) == 0, "they may begin any moment"
     clock.advance(COLLECTED_AFTER_SECONDS)
-    shared.replace_stuck(clock.monotonic())
-    poll = shared.reserve("q", 0)
+    shared.look(clock.monotonic())
+    poll = shared.reserve("q")
     assert poll.messages == 10
     shared.received(poll, 0)
     idle = False
-    shared.replace_stuck(clock.monotonic())
+    shared.look(clock.monotonic())
     assert asked(shared) == 0, "something runs"
 
 
@@ -424,6 +415,6 @@ def test_what_is_held_without_a_reservation_takes_no_capacity_of_fifo_queues_unl
 def test_no_poll_begins_while_nobody_would_begin_what_it_brings():
     made, late = capacity(queues=1), [STANDS_STILL_SECONDS]
     made.loop_late = lambda _now: late[0]
-    assert made.reserve("q0", 0) is None
+    assert made.reserve("q0") is None
     late[0] = 0.0
-    assert made.reserve("q0", 0) is not None
+    assert made.reserve("q0") is not None

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import select
+import threading
 from itertools import count
 
 import pytest
 from support import factories
 from support.clock import FakeClock
+from support.factories import FilledCapacity
 
+from celery_sqs_visibility.core.delivery import Wait
+from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
-from celery_sqs_visibility.delivery.receive.turns import Turns
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 
@@ -28,6 +31,7 @@ class World:
         queues = {"high": {}, "low": {}, **queues}
         self.options = Options.parse({"queues": queues, "queue_order": order})
         self.turns = Turns(order, self.options.for_queue)
+        self.buffers = TurnBuffers(self.turns, threading.Lock())
         self.of_pool = Slots(slots, slots if prefetch_count is None else prefetch_count)
         self.requests = []  # as Celery keeps them
         self.names_of_queues = names
@@ -35,21 +39,22 @@ class World:
 
     def connect(self):
         """As at the start, or anew."""
-        self.capacity = ReceiveCapacity(0.0, self.clock, lambda: self.of_pool, self.turns)
+        self.capacity = FilledCapacity(0.0, self.clock, lambda: self.of_pool, self.turns)
         self.capacity.prefetch_count = self.of_pool.prefetch_count
         self.buffer = Buffer()
-        self.turns.attach(self.buffer, lambda: self.of_pool)
+        self.buffers.attach(self.buffer, lambda: self.of_pool)
         for name in self.names_of_queues:
             self.capacity.add_queue(name)
             self.turns.add_queue(name)
 
     def arrive(self, name, number=1):
         """Messages that no poll was needed for; the deliveries."""
-        self.capacity.hold(number, queue=name)
         made = [
             factories.delivery(QUEUES[name], handle=next(HANDLES), message_id=next(HANDLES))
             for _ in range(number)
         ]
+        for one in made:
+            self.capacity.count(one, 1)
         self.buffer.put([BufferedMessage(one, {}, print) for one in made])
         self.requests += made
         return made
@@ -61,12 +66,18 @@ class World:
     def names(self):
         return [one.queue.name for one in self.handed()]
 
-    def end(self, delivery):
-        self.capacity.release(queue=delivery.queue.name)
-        self.turns.end(delivery)
+    def end(self, delivery, capacity=None):
+        capacity = capacity or self.capacity
+        capacity.free(delivery, self.clock.monotonic())
+        capacity.serve(self.clock.monotonic(), delivery.queue.name)
+        self.buffers.wake()
+
+    def rest(self, delivery):
+        self.capacity.rest(delivery, Wait.FAR_START)
+        self.buffers.wake()
 
     def asked(self, name):
-        reservation = self.capacity.reserve(name, 0)
+        reservation = self.capacity.reserve(name)
         return reservation.messages if reservation else 0
 
     @property
@@ -116,14 +127,14 @@ def test_an_eta_takes_no_slot_and_without_a_limit_there_is_no_order(prefetch_cou
     world = World(slots=2, prefetch_count=prefetch_count)
     first, *_ = world.arrive("low", 3)
     assert len(world.handed()) == (2 if prefetch_count else 3)
-    world.turns.rest(first)
+    world.rest(first)
     assert len(world.handed()) == (1 if prefetch_count else 0)
 
 
 def test_another_channel_of_the_connection_leaves_what_waits_where_it_is():
     world = World(slots=1)
     first, second = world.arrive("low", 2)
-    world.turns.attach(world.buffer, lambda: world.of_pool)
+    world.buffers.attach(world.buffer, lambda: world.of_pool)
     assert world.handed() == [first]
     world.end(first)
     assert world.handed() == [second]
@@ -145,9 +156,9 @@ def test_where_nothing_waits_nobody_asks_for_slots():
     world = World()
     (low,) = world.arrive("low")
     world.handed()
-    world.turns.attach(world.buffer, lambda: 1 / 0)  # as where the pool has gone
+    world.buffers.attach(world.buffer, lambda: 1 / 0)  # as where the pool has gone
     world.end(low)
-    world.turns.replace_stuck(0.0)
+    world.buffers.wake()
 
 
 def test_a_queue_alone_needs_no_turns():
@@ -163,7 +174,7 @@ def test_a_run_that_nobody_refers_to_any_more_has_no_slot():
     assert not world.awake
     del world.requests[0]
     gc.collect()
-    world.turns.replace_stuck(0.0)
+    world.buffers.wake()
     assert world.awake
     assert world.handed() == world.requests
 
@@ -189,10 +200,10 @@ def test_a_queue_at_its_most_is_asked_for_nothing_and_keeps_no_other_from_being_
     world = World("fair", slots=9, low={"max_running": 2})
     assert world.asked("low") == 2
     assert world.asked("low") == 0
-    waiter = world.capacity.add_waiter("low")
+    waiter = world.capacity.wait("low")
     assert world.asked("high") > 0
     assert waiter.reservation is None
-    world.capacity.expect("low")
+    world.capacity.expect("low", 0.0)
     assert waiter.reservation is None
 
 
@@ -205,8 +216,7 @@ def test_what_runs_since_an_earlier_connection_counts_for_its_queue(max_running,
     world.capacity.hold(2, queue="low")
     assert [world.asked("high") for _ in range(2)] == asked
     for delivery in earlier:
-        capacity.release(queue="high")
-        world.turns.end(delivery)
+        world.end(delivery, capacity)
     assert world.asked("high") == (0 if max_running != 2 else 1)
 
 
@@ -215,12 +225,12 @@ def test_a_task_that_waits_for_its_rate_has_no_slot_until_its_turn():
     lows = world.arrive("low", 5)
     assert world.handed() == lows[:2]
     for delivery in lows[:2]:
-        world.turns.rest(delivery)
+        world.rest(delivery)
     assert world.awake
     assert world.handed() == [lows[2]], "it runs for the queue's own limit"
     assert len(world.arrive("high", 2)) == 2
     assert world.names() == ["high"]
-    world.turns.resume(lows[0])
+    world.capacity.resume(lows[0])
     world.end(lows[2])
     assert world.names() == []
     world.end(lows[1])  # revoked while it rested
@@ -233,21 +243,21 @@ def test_the_next_message_is_asked_for_as_soon_as_one_that_waited_goes_to_celery
     world.arrive("low")
     world.handed()
     (high,) = world.arrive("high")
-    waiter = world.capacity.add_waiter("high")
+    waiter = world.capacity.wait("high")
     world.end(world.requests[0])
     assert waiter.reservation is None
     assert world.handed() == [high]
-    world.capacity.turn_given("high")
+    world.capacity.serve(0.0, "high")
     assert waiter.reservation.messages == 1
 
 
 def test_waiters_are_served_in_the_order_of_the_queues():
     world = World(slots=1)
     for name in ("low", "high"):  # both have brought something
-        world.capacity.received(world.capacity.reserve(name, 0), 1)
+        world.capacity.received(world.capacity.reserve(name), 1)
     lows, highs = world.arrive("low", 0), world.arrive("high", 0)
     assert (lows, highs) == ([], [])
-    waiters = {name: world.capacity.add_waiter(name) for name in ("low", "high")}
+    waiters = {name: world.capacity.wait(name) for name in ("low", "high")}
     assert [waiter.reservation for waiter in waiters.values()] == [None, None]
     world.capacity.release(queue="low")
     world.capacity.release(queue="high")
@@ -261,7 +271,7 @@ def test_waiters_are_served_in_the_order_of_the_queues():
 def test_every_queue_of_a_strict_order_is_polled_at_all_times(slots, multiplier, number):
     names = [f"q{place}" for place in range(number)]
     world = World(slots=slots, prefetch_count=slots * multiplier, names=names, **{name: {} for name in names})
-    polls = [world.capacity.reserve(name, 0) for name in names]
+    polls = [world.capacity.reserve(name) for name in names]
     assert all(polls)
     for poll in polls:
         world.capacity.received(poll, 0)
@@ -272,9 +282,9 @@ def test_the_last_queues_of_a_strict_order_take_turns_whatever_is_polled_before_
     last = [f"import-{number}" for number in range(12)]
     world = World(slots=1, prefetch_count=1, names=["high", "low", *last], **{"import-*": {}})
     assert [world.asked(name) for name in ("high", "low")] == [1, 1]
-    polls = [world.capacity.reserve(name, 0) for name in last]
+    polls = [world.capacity.reserve(name) for name in last]
     assert [(poll.messages, poll.wait) if poll else None for poll in polls] == [(1, 1), *[None] * 11]
-    waiter = world.capacity.add_waiter(last[-1])
+    waiter = world.capacity.wait(last[-1])
     world.capacity.received(polls[0], 0)
     assert waiter.reservation
 
@@ -285,16 +295,16 @@ def test_a_queue_that_has_enough_does_not_keep_those_it_overtakes_from_their_tur
     assert [world.asked(name) for name in names[1:3]] == [1, 1]
     world.capacity.hold(1, queue="first")  # it waits to be handed over
     world.capacity.hold(1, queue="last")
-    waiters = [world.capacity.add_waiter(name) for name in ("first", "last")]
+    waiters = [world.capacity.wait(name) for name in ("first", "last")]
     assert [waiter.reservation for waiter in waiters] == [None, None]
-    world.capacity.release(queue="third")
+    world.capacity.release(queue="last")
     assert [waiter.reservation is not None for waiter in waiters] == [False, True]
 
 
 def test_a_task_that_has_no_slot_may_wait_for_its_rate():
     world = World(slots=1)
     first, second = world.arrive("low", 2)
-    world.turns.rest(second)
+    world.rest(second)
     assert world.handed() == [first]
     world.end(first)
     assert world.handed() == [second]

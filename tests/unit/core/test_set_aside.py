@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from support import factories
-from support.processes import SOON
 
-from celery_sqs_visibility.core.delivery import Delivery, State
-from celery_sqs_visibility.delivery.receive import capacity as module
+from celery_sqs_visibility.core import capacity as module
+from celery_sqs_visibility.core.delivery import State, Wait
 
 
 class World:
@@ -19,8 +16,11 @@ class World:
 
     def delivery(self, handle="h"):
         delivery = factories.delivery(self.queue, handle=handle)
-        self.capacity.hold(1, fifo=self.queue.fifo)
+        self.capacity.count(delivery, 1)
         return delivery
+
+    def set_aside(self, delivery):
+        self.capacity.rest(delivery, Wait.PAYLOAD)
 
     def counts(self):
         return self.capacity.held, self.capacity._fifo.messages
@@ -31,10 +31,10 @@ def test_a_message_gives_its_capacity_once_and_takes_it_once(name, fifo):
     world = World(name)
     delivery = world.delivery()
     for _ in range(2):
-        world.capacity.set_aside(delivery)
+        world.set_aside(delivery)
         assert world.counts() == (0, 0)
     for _ in range(2):
-        world.capacity.take_again(delivery)
+        world.capacity.resume(delivery)
         assert world.counts() == (1, fifo)
 
 
@@ -42,30 +42,8 @@ def test_what_was_settled_meanwhile_has_given_its_capacity_already():
     world = World("q")
     delivery = world.delivery()
     delivery.state = State.SETTLED
-    world.capacity.set_aside(delivery)
+    world.set_aside(delivery)
     assert world.counts() == (1, 0)
-
-
-def test_a_settlement_in_the_middle_takes_the_capacity_back_once():
-    world = World("q")
-    delivery = world.delivery()
-
-    def settle():
-        world.capacity.free(delivery)
-        settled.set()
-
-    class HeldUntilAMomentAgo(Delivery):
-        @property
-        def held(self):
-            threading.Thread(target=settle, daemon=True).start()
-            settled.wait(0.1)  # in vain: the settlement waits for the lock
-            return True
-
-    settled = threading.Event()
-    delivery.__class__ = HeldUntilAMomentAgo
-    world.capacity.set_aside(delivery)
-    assert settled.wait(SOON)
-    assert world.counts() == (0, 0)
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -79,11 +57,11 @@ def test_a_settled_message_frees_its_capacity_once_and_an_early_run_keeps_a_slot
     delivery = world.delivery()
     delivery.began, delivery.acknowledged_early = began, early
     if aside:
-        world.capacity.set_aside(delivery)
-    world.capacity.free(delivery)
+        world.set_aside(delivery)
+    world.capacity.free(delivery, 1.0)
     assert world.counts() == (0, 0)
     assert world.capacity.runs == len(world.capacity._fifo.runs) == runs
-    world.capacity.take_again(delivery)
+    world.capacity.resume(delivery)
     assert world.counts() == (0, 0), "it is set aside no more"
 
 
@@ -91,17 +69,17 @@ def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
     world = World("q")
     world.capacity.prefetch_count = 2
     aside, other = world.delivery("a"), world.delivery("b")
-    world.capacity.set_aside(aside)
+    world.set_aside(aside)
     world.capacity.hold(1)
-    assert world.capacity.has_place(aside)
+    assert world.capacity.has_place(aside, 0.0)
     world.capacity.hold(1)
-    assert not world.capacity.has_place(aside)
-    assert world.capacity.has_place(other)
+    assert not world.capacity.has_place(aside, 0.0)
+    assert world.capacity.has_place(other, 0.0)
 
 
 def test_only_so_many_are_set_aside(monkeypatch):
-    monkeypatch.setattr(module, "MOST_SET_ASIDE", 2)
+    monkeypatch.setattr(module, "MAX_ASIDE", 2)
     world = World("q")
     for handle in "abc":
-        world.capacity.set_aside(world.delivery(handle))
+        world.set_aside(world.delivery(handle))
     assert world.counts() == (1, 0)

@@ -6,10 +6,9 @@ from itertools import count
 
 import pytest
 from support import factories
-from support.clock import FakeClock
+from support.factories import FilledCapacity
 
-from celery_sqs_visibility.core.delivery import State
-from celery_sqs_visibility.delivery.receive.capacity import ReceiveCapacity
+from celery_sqs_visibility.core.delivery import State, Wait
 from celery_sqs_visibility.policy.prefetch import Slots
 
 HANDLES = map(str, count())
@@ -19,7 +18,7 @@ class World:
     """The capacity of a pool of two slots."""
 
     def __init__(self, name="q", **slots):
-        self.capacity = ReceiveCapacity(0.0, FakeClock(), lambda: Slots(2, 8, **slots))
+        self.capacity = FilledCapacity(slots=lambda: Slots(2, 8, **slots))
         self.queue = factories.sqs_queue(name)
         self.capacity.add_queue(name)
 
@@ -27,24 +26,25 @@ class World:
         """Messages that no poll was needed for; their deliveries."""
         handles = [next(HANDLES) for _ in range(number)]
         made = [factories.delivery(self.queue, handle=each, message_id=each) for each in handles]
-        self.capacity.hold(number, queue=self.queue.name, fifo=self.queue.fifo)
+        for delivery in made:
+            self.capacity.count(delivery, 1)
         return made
 
     def rest(self, number):
         resting = self.receive(number)
         for delivery in resting:
-            self.capacity.rest(delivery)
+            self.capacity.rest(delivery, Wait.START)
         return resting
 
     def settle(self, delivery):
         delivery.state = State.SETTLED
-        self.capacity.free(delivery)
+        self.capacity.free(delivery, 0.0)
 
     def free_slots(self):
         """How many messages a poll may ask for, now."""
         asked = 0
         polls = []
-        while (poll := self.capacity.reserve(self.queue.name, 0, fifo=self.queue.fifo)) is not None:
+        while (poll := self.capacity.reserve(self.queue.name, fifo=self.queue.fifo)) is not None:
             polls.append(poll)
             asked += poll.messages
         for poll in polls:
@@ -68,11 +68,12 @@ def test_what_rests_keeps_no_slot_until_its_time_comes(name, number):
 def test_a_queue_that_waits_for_capacity_has_it_at_once():
     world = World()
     first, second = world.receive(2)
-    waiter = world.capacity.add_waiter("q")
+    waiter = world.capacity.wait("q")
     assert waiter.reservation is None
-    world.capacity.rest(first)
+    world.capacity.rest(first, Wait.START)
+    world.capacity.serve(0.0)
     assert waiter.reservation.messages == 1
-    world.capacity.rest(second)
+    world.capacity.rest(second, Wait.START)
     assert world.free_slots() == 1
 
 
@@ -96,7 +97,7 @@ def test_what_was_settled_before_does_not_rest():
     world = World()
     gone, _ = world.receive(2)
     world.settle(gone)
-    world.capacity.rest(gone)
+    world.capacity.rest(gone, Wait.START)
     assert world.free_slots() == 1
 
 
@@ -105,4 +106,4 @@ def test_what_rests_of_another_queue_makes_no_room_for_a_fifo_queue():
     world.rest(5)
     fifo = factories.sqs_queue("q.fifo")
     world.capacity.hold(2, queue=fifo.name, fifo=True)
-    assert world.capacity.reserve(fifo.name, 0, fifo=True) is None
+    assert world.capacity.reserve(fifo.name, fifo=True) is None
