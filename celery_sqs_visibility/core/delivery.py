@@ -35,29 +35,22 @@ class Rejecter(Protocol):
         body: Callable[[], str],
         when_exhausted: str | None = None,
         **attributes: str,
-    ) -> None:
-        """See `Delivery.give_up`."""
+    ) -> None: ...
 
-    def gave_up(self, delivery: Delivery) -> bool:
-        """See `Delivery.given_up`."""
+    def gave_up(self, delivery: Delivery) -> bool: ...
 
-    def kept(self, delivery: Delivery) -> bool:
-        """See `Delivery.kept_before`."""
+    def kept(self, delivery: Delivery) -> bool: ...
 
-    def reject(self, delivery: Delivery, *, requeue: bool) -> None:
-        """See `Delivery.reject`."""
+    def reject(self, delivery: Delivery, *, requeue: bool) -> None: ...
 
-    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
-        """See `Delivery.refuse`."""
+    def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool: ...
 
     def refusal(self, delivery: Delivery, reason: str, body: str) -> Settlement:
         """Settlement of a message that `refuse` refuses."""
 
-    def after_an_error(self, delivery: Delivery) -> Settlement:
-        """See `Delivery.after_an_error`."""
+    def after_an_error(self, delivery: Delivery) -> Settlement: ...
 
-    def come_back(self, delivery: Delivery, error: BaseException) -> None:
-        """See `Delivery.come_back`."""
+    def come_back(self, delivery: Delivery, error: BaseException) -> None: ...
 
 
 class Parker(Protocol):
@@ -65,8 +58,7 @@ class Parker(Protocol):
 
     def renewal(
         self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
-        """See `Delivery.renewal`."""
+    ) -> Renew | None: ...
 
 
 class Lease(Protocol):

@@ -133,19 +133,15 @@ class AwaitedPayloads:
             self.lane.wake()
 
     def due(self, _now: float) -> float | None:
-        """See `pump.Work`."""
         return self._waiting[0][0] if self._waiting else None
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return len(self._waiting)
 
     def take(self, now: float) -> Fetch | None:
-        """See `pump.Work`."""
         return heapq.heappop(self._waiting)[2] if self._waiting and self._waiting[0][0] <= now else None
 
     def send(self, batch: Fetch, _since: float) -> BatchResult:
-        """See `pump.Work`."""
         with self._lock:
             has_place = self._capacity.has_place(batch.delivery, self._clock.monotonic())
         if batch.wanted and has_place:
@@ -157,7 +153,6 @@ class AwaitedPayloads:
         return BatchResult({})
 
     def conclude(self, batch: Fetch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         if batch.content is not None:
             self._outage.success(since)
         if not batch.wanted:

@@ -224,7 +224,6 @@ class QueueConsumer:
         self._let_go()
 
     def loop_late(self, now: float) -> float:
-        """See `core.delivery.Consumer`."""
         return 0.0 if self._loop_late is None else self._loop_late(now)
 
     def set_prefetch_count(self, count: int) -> None:
@@ -236,18 +235,15 @@ class QueueConsumer:
             self._turns.wake()
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
-        """See `core.delivery.Consumer`."""
         with self._pump_lock:
             self.capacity.rest(delivery, wait)
         self.free(delivery)
 
     def resume(self, delivery: Delivery) -> None:
-        """See `core.delivery.Consumer`."""
         with self._pump_lock:
             self.capacity.resume(delivery)
 
     def free(self, delivery: Delivery) -> None:
-        """See `core.delivery.Consumer`."""
         if self.capacity.waiters:
             self._serve(delivery.queue.name)
         if self._turns is not None:

@@ -73,15 +73,12 @@ class Heartbeat:
             self.lane.wake_for(due, self._clock.monotonic())
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
-        """See `pump.Work`."""
         return self._held.next_extension()
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return max(1, self._held.batches_due(self._clock.monotonic()))
 
     def take(self, now: float) -> ExtensionBatch | None:
-        """See `pump.Work`."""
         due = self._held.take_due(now)
         if not due:
             return None
@@ -89,7 +86,6 @@ class Heartbeat:
         return ExtensionBatch(due[0].delivery.queue, sent, [each for each in due if not each.seconds])
 
     def send(self, batch: ExtensionBatch, since: float) -> BatchResult:
-        """See `pump.Work`."""
         if not batch.sent:
             return BatchResult({})
         changes = [(handle, seconds) for _, handle, seconds in batch.sent]

@@ -91,7 +91,6 @@ class DeliveryHolder:
     # What is held.
 
     def get(self, tag: str) -> Delivery | None:
-        """See `Held.get`."""
         return self._held.get(tag)
 
     def all(self) -> list[Delivery]:
@@ -170,20 +169,17 @@ class DeliveryHolder:
         return True
 
     def dispatch(self, delivery: Delivery) -> bool:
-        """See `core.delivery.Holder`."""
         if self.lapsed(delivery):
             return False
         with self._lock:
             return self._held.dispatch(delivery)
 
     def extend(self, delivery: Delivery, until: float) -> None:
-        """See `core.delivery.Holder`."""
         with self._lock:
             self._held.request_extension(delivery, until, self._clock.monotonic())
             self._heartbeat.notice()
 
     def tell_lost(self, delivery: Delivery) -> None:
-        """See `core.delivery.Holder`."""
         with self._lock:
             held, receipt = self._held.tell_lost(delivery), delivery.handle
         if held and (on_lost := delivery.on_lost) is not None:
@@ -195,7 +191,6 @@ class DeliveryHolder:
             return self._held.tell_inactive(delivery)
 
     def ran(self, delivery: Delivery) -> None:
-        """See `core.delivery.Holder`."""
         if delivery.began is not None and delivery.consumer is not None:
             with self._lock:
                 delivery.consumer.capacity.end_run(delivery, delivery.began, self._clock.monotonic())
@@ -213,7 +208,6 @@ class DeliveryHolder:
         return self._held.remembers(past, delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """See `core.delivery.Holder`."""
         if isinstance(settlement, (Renew, Split)):
             return self._copy(delivery, settlement)
         now = self._clock.monotonic()

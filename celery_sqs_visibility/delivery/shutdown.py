@@ -63,7 +63,6 @@ class Shutdown:
         self._given_back: dict[str, set[str]] = {}  # message ids by queue, since its pause or the end began
 
     def end_by(self, until: float, polls_until: float) -> None:
-        """See `QueueConsumer.end_by`."""
         if self._began is None:
             self._began = self._clock.monotonic()
             self._given_back = {}

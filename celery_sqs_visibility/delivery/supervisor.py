@@ -90,11 +90,9 @@ class Supervisor:
                 log_safely(logger.exception, "unexpected error while replacing stuck threads; continuing")
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
-        """See `pump.Work`."""
         return self._checked + CHECK_INTERVAL_SECONDS if self._running else None
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return 1
 
     def take(self, now: float) -> tuple[float] | None:
@@ -115,5 +113,4 @@ class Supervisor:
         self.check(batch[0])
         return BatchResult({})
 
-    def conclude(self, _batch: tuple[float], _since: float, _failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
+    def conclude(self, _batch: tuple[float], _since: float, _failed: Mapping[int, SQSError]) -> None: ...

@@ -111,15 +111,12 @@ class InvocationHolder:
         self.done.clear()
 
     def remember(self, past: Past, delivery: Delivery) -> bool:
-        """See `rejection.Memory`."""
         return self._held.remember(past, delivery, self._clock.monotonic())
 
     def remembers(self, past: Past, delivery: Delivery) -> bool:
-        """See `rejection.Memory`."""
         return self._held.remembers(past, delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """See `core.delivery.Holder`."""
         if not self._held.settle(delivery, settlement, now := self._clock.monotonic(), receipt=receipt):
             return False
         measure_end(delivery, settlement, now)
@@ -127,7 +124,6 @@ class InvocationHolder:
         return True
 
     def start(self, delivery: Delivery) -> bool:
-        """See `core.delivery.Holder`."""
         if not self._held.start(delivery, self._clock.monotonic()):
             return False
         emit(events.Started(delivery.facts))
@@ -152,11 +148,9 @@ class InvocationHolder:
             raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {error}")
 
     def tell_lost(self, delivery: Delivery) -> None:
-        """See `core.delivery.Holder`."""
         self._held.tell_lost(delivery)
 
-    def ran(self, delivery: Delivery) -> None:
-        """See `core.delivery.Holder`."""
+    def ran(self, delivery: Delivery) -> None: ...
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Make messages that were not run visible at once, as long as there is time."""

@@ -68,7 +68,6 @@ class Removals:
         return self.lane.flush(self, timeout)
 
     def due(self, now: float) -> float | None:
-        """See `pump.Work`."""
         if not self._waiting:
             return None
         # A flush waits for nothing, but for the pause after a failure.
@@ -81,7 +80,6 @@ class Removals:
             heapq.heappush(self._waiting, (removal.not_before, next(self._ties), removal))
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return math.ceil(len(self._waiting) / DELETED_OBJECTS)
 
     def take(self, now: float) -> list[Removal] | None:
@@ -93,11 +91,9 @@ class Removals:
         return [heapq.heappop(self._waiting)[2] for _ in range(count)]
 
     def send(self, batch: list[Removal], _since: float) -> BatchResult:
-        """See `pump.Work`."""
         return self._objects.delete([removal.key for removal in batch])
 
     def conclude(self, batch: list[Removal], since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         not_before = self._clock.monotonic() + pause(1 + max((batch[i].failures for i in failed), default=0))
         again = {i for i, error in failed.items() if _may_pass(error) and not_before < batch[i].until}
         left = [batch[i].key for i in failed if i not in again]

@@ -62,7 +62,6 @@ class Batch:
                 _around.set(blocks[:last] + blocks[last + 1 :])
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
-        """See `Sender.put`."""
         sender = self._sender()
         return sender is not None and sender.put(queue, message, task_id)
 

@@ -110,25 +110,20 @@ class Sender:
     # The work of the threads.
 
     def due(self, now: float) -> float | None:
-        """See `pump.Work`."""
         return now if self._pending.has_more(flushing=self._closed) else self._pending.due()
 
     def ready(self) -> int:
-        """See `pump.Work`."""
         return self._pending.batches_ready()
 
     def take(self, now: float) -> Messages | None:
-        """See `pump.Work`."""
         return self._pending.take(now, flushing=self._closed) or None
 
     def send(self, batch: Messages, _since: float) -> BatchResult:
-        """See `pump.Work`."""
         queue = batch[0].queue
         send = partial(self._outgoing.send_batch, queue, [pending.message for pending in batch])
         return when_known(send) if queue.origin == "created" else send()
 
     def conclude(self, batch: Messages, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         with suppress(Exception):  # a filter of the log's must not end a sender
             self._log_outage(batch, since, list(failed.values()))
         with self._lock:

@@ -56,19 +56,15 @@ class ArrivalLine:
         return len(self._messages)
 
     def add(self, messages: Sequence[BufferedMessage]) -> None:
-        """See `Line`."""
         self._messages.extend(messages)
 
     def next(self) -> BufferedMessage | None:
-        """See `Line`."""
         return self._messages.popleft() if self._messages else None
 
     def ready(self) -> bool:
-        """See `Line`."""
         return bool(self._messages)
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
-        """See `Line`."""
         taken = [message for message in self._messages if wanted(message)]
         self._messages = deque(message for message in self._messages if not wanted(message))
         return taken

@@ -55,12 +55,10 @@ class TurnLine:
         return sum(map(len, self._queues.values()))
 
     def add(self, messages: Iterable[BufferedMessage]) -> None:
-        """See `buffer.Line`."""
         for message in messages:
             self._queues.setdefault(message.delivery.queue.name, deque()).append(message)
 
     def next(self) -> BufferedMessage | None:
-        """See `buffer.Line`."""
         with self._lock:
             queue = self._turns.next(self._queues)
             if queue is None:
@@ -72,12 +70,10 @@ class TurnLine:
             return message
 
     def ready(self) -> bool:
-        """See `buffer.Line`."""
         with self._lock:
             return self._turns.may_start(self._queues)
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
-        """See `buffer.Line`."""
         every = [message for messages in self._queues.values() for message in messages]
         self._queues = {}
         self.add(message for message in every if not wanted(message))

@@ -85,7 +85,6 @@ class Copies:
         return self.lane.flush(self.pending, timeout)
 
     def send(self, batch: CopyBatch, since: float) -> BatchResult:
-        """See `pump.Work`."""
         if not batch.messages:
             return BatchResult({})
         queue, messages = batch.messages[0].queue, [each.message for each in batch.messages]
@@ -110,7 +109,6 @@ class Copies:
                 raise AnswerLostError("no answer in time whether the originals can be deleted")
 
     def conclude(self, batch: CopyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         with self.lane.lock:
             ended = self.pending.answered(batch, failed, self._clock.monotonic())
             self.lane.wake()

@@ -78,7 +78,6 @@ class Settler:
         return self.lane.flush(self.batches, timeout)
 
     def send(self, batch: SettlementBatch, _since: float) -> BatchResult:
-        """See `pump.Work`."""
         queue, kind = batch.origin.queue, batch.origin.kind
         if not batch.settlements:
             return BatchResult({})
@@ -92,7 +91,6 @@ class Settler:
         return queue.sqs.change_visibility(queue.url, changes)
 
     def conclude(self, batch: SettlementBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`."""
         finished = len(batch.settlements) + len(batch.late)
         try:
             now = self._clock.monotonic()
