@@ -53,7 +53,7 @@ def is_main_thread() -> bool:
     return True
 
 
-def copy_of(members: Iterable[T]) -> list[T]:
+def snapshot(members: Iterable[T]) -> list[T]:
     """The members of a `WeakSet` that other threads may change. Any thread.
 
     Python code iterates a `WeakSet`, with a RuntimeError where a member comes or goes meanwhile.

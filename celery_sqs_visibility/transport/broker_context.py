@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.receiver import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
-from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
@@ -170,7 +170,7 @@ class BrokerContext:
 
         A consumer's reference to this method keeps the context while the consumer holds a message.
         """
-        return copy_of(self.worker_queue_consumers) if for_worker else []
+        return snapshot(self.worker_queue_consumers) if for_worker else []
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
         """The bounds of a message's wait in the queue, as far as they are known. Any thread, no request."""

@@ -40,7 +40,7 @@ DROPPED: Final = "dropped a command to workers, since remote control is off here
 NOT_ASKED: Final = "a task asked the workers, and gets no replies, since a permission is missing: %s"
 
 #: Most commands or batches of events that wait in a process; further ones stay at SQS.
-MOST_ERRANDS: Final = 100
+MAX_CALLBACKS: Final = 100
 
 #: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.
 EX_UNAVAILABLE: Final = 69
@@ -123,9 +123,9 @@ class ControlExchanges:
         handle = self._handle_command if use_of(exchange) is Use.COMMANDS else self._handle
 
         def put(payload: dict[str, Any], is_in_time: IsInTime) -> None:
-            self._buffer.put_errand(partial(handle, queue, deliver, payload, is_in_time))
+            self._buffer.put_callback(partial(handle, queue, deliver, payload, is_in_time))
 
-        self._control.consume(queue, exchange, put, lambda: self._buffer.errands >= MOST_ERRANDS)
+        self._control.consume(queue, exchange, put, lambda: self._buffer.callbacks >= MAX_CALLBACKS)
         return True
 
     def cancel(self, queue: str) -> bool:

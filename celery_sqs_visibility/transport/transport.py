@@ -151,10 +151,10 @@ class Transport(virtual.Transport):
         self._raise_prefetch_counts()
         until = math.inf if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         while self.buffer.wait(_until(until)):
-            if not self.buffer.errands:
+            if not self.buffer.callbacks:
                 self.buffer.dispatch(SYSTEM_CLOCK, raising=not self.for_worker)
                 return
-            if self.buffer.run_errand():  # one reply a call: kombu counts calls (kombu/pidbox.py: `_collect`)
+            if self.buffer.run_callback():  # one reply a call: see `_collect` of kombu/pidbox.py
                 return
         raise TimeoutError("no message arrived")
 

@@ -19,7 +19,7 @@ from kombu.utils.json import dumps
 
 from celery_sqs_visibility.contacts.worker import answer_by
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.threads import copy_of, start_thread
+from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.pool_patches import number_of_slots
@@ -92,7 +92,7 @@ def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
     consumers, now = _consumers(context), SYSTEM_CLOCK.monotonic()
     held = Counter(each.facts.queue for one in consumers for each in one.held())
     hidden = {each.queue: each.hidden for one in consumers for each in one.polling_facts(now)}
-    deliveries = [getattr(request, "delivery", None) for request in copy_of(worker_state.active_requests)]
+    deliveries = [getattr(request, "delivery", None) for request in snapshot(worker_state.active_requests)]
     running = Counter(each.facts.queue for each in deliveries if each is not None)
     return {
         queue: {
@@ -112,7 +112,7 @@ def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
 
 def _consumers(context: BrokerContext) -> list[QueueConsumer]:
     """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
-    return copy_of(context.worker_queue_consumers)
+    return snapshot(context.worker_queue_consumers)
 
 
 def _check(context: BrokerContext, queue: str) -> None:

@@ -34,7 +34,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
-from celery_sqs_visibility.delivery.threads import copy_of, is_main_thread, start_thread
+from celery_sqs_visibility.delivery.threads import is_main_thread, snapshot, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.chord_end import is_at_end
@@ -157,7 +157,7 @@ class Drain:
         """Wait for polls in flight, and for what follows from them. Main thread, after the pool has ended."""
         if self._began_at is None:
             return
-        queue_consumers = copy_of(self._context.queue_consumers)  # those of tasks too, which have all ended
+        queue_consumers = snapshot(self._context.queue_consumers)  # those of tasks too, which have all ended
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
@@ -190,7 +190,7 @@ class Drain:
     def _drain_once(self) -> None:
         released = _ReleasedMessages()
         try:
-            self._drain(copy_of(self._context.worker_queue_consumers), released)
+            self._drain(snapshot(self._context.worker_queue_consumers), released)
         except Exception:
             logger.exception("error while draining; held messages come back when their visibility ends")
         finally:
@@ -285,8 +285,8 @@ class Drain:
 
     def _end_consumers_of_tasks(self) -> None:
         """Runs are ended, and so are the consumers inside them."""
-        workers = copy_of(self._context.worker_queue_consumers)
-        for queue_consumer in set(copy_of(self._context.queue_consumers)).difference(workers):
+        workers = snapshot(self._context.worker_queue_consumers)
+        for queue_consumer in set(snapshot(self._context.queue_consumers)).difference(workers):
             queue_consumer.stop_polling()
             queue_consumer.end_by(self._ends_at, self._ends_at)
             queue_consumer.hand_back()
@@ -403,7 +403,7 @@ def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: 
 
 def active_requests() -> list[Any]:
     """The requests of all runs of this process."""
-    return copy_of(state.active_requests)
+    return snapshot(state.active_requests)
 
 
 def in_a_thread(act: Callable[[], None]) -> None:

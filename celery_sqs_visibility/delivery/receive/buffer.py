@@ -81,7 +81,7 @@ class Buffer:
         self._lock = threading.Lock()  # guards everything below
         self._arrived = threading.Condition(self._lock)
         self._line: Line = ArrivalLine()
-        self._errands: deque[Callable[[], bool]] = deque()
+        self._callbacks: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
         self.turned_at = 0.0
@@ -101,29 +101,29 @@ class Buffer:
                 self._arrived.notify_all()
                 self._wake()
 
-    def put_errand(self, errand: Callable[[], bool]) -> None:
-        """Wake the reader, which calls the errand before it takes waiting messages. Any thread.
+    def put_callback(self, callback: Callable[[], bool]) -> None:
+        """Wake the reader, which calls the callback before it takes waiting messages. Any thread.
 
-        The errand returns whether it delivered a message.
+        The callback returns whether it delivered a message.
         """
         with self._lock:
-            self._errands.append(errand)
+            self._callbacks.append(callback)
             self._arrived.notify_all()
             self._wake()
 
     @property
-    def errands(self) -> int:
-        """How many errands wait. Any thread."""
-        return len(self._errands)
+    def callbacks(self) -> int:
+        """How many callbacks wait. Any thread."""
+        return len(self._callbacks)
 
-    def run_errand(self) -> bool:
-        """Call the oldest errand; whether it delivered a message. The reader's thread."""
+    def run_callback(self) -> bool:
+        """Call the oldest callback; whether it delivered a message. The reader's thread."""
         with self._lock:
-            errand = self._errands.popleft() if self._errands else None
-            if errand is None:
+            callback = self._callbacks.popleft() if self._callbacks else None
+            if callback is None:
                 return False
         try:
-            return errand()
+            return callback()
         finally:
             self.wake_if_ready()
 
@@ -133,7 +133,7 @@ class Buffer:
             return self._line.next()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for a message or an errand; whether there is one. The reader, without an event loop."""
+        """Wait for a message or a callback; whether there is one. The reader, without an event loop."""
         with self._lock:
             return self._arrived.wait_for(self._is_ready, timeout)
 
@@ -153,21 +153,21 @@ class Buffer:
         return dispatched
 
     def on_readable(self, clock: Clock, *, raising: bool = False) -> None:
-        """The event loop saw a wake-up: call the errands, then dispatch messages. The reader's thread."""
+        """The event loop saw a wake-up: call the callbacks, then dispatch messages. The reader's thread."""
         self.woken()
-        for _ in range(self.errands):  # those that come meanwhile do not keep messages waiting
-            self.run_errand()
+        for _ in range(self.callbacks):  # those that come meanwhile do not keep messages waiting
+            self.run_callback()
         self.dispatch(clock, raising=raising)
 
     def wake_if_ready(self) -> None:
-        """Wake the reader if a message or an errand may go now. Any thread."""
+        """Wake the reader if a message or a callback may go now. Any thread."""
         with self._lock:
             if self._is_ready():
                 self._arrived.notify_all()
                 self._wake()
 
     def _is_ready(self) -> bool:
-        return bool(self._errands) or self._line.ready()
+        return bool(self._callbacks) or self._line.ready()
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
         """Take out the wanted messages, to be given back. Any thread."""

@@ -13,7 +13,7 @@ from celery.bootsteps import CLOSE, RUN, TERMINATE  # type: ignore[attr-defined]
 from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import processes_of
-from celery_sqs_visibility.delivery.threads import copy_of
+from celery_sqs_visibility.delivery.threads import snapshot
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import Phase, Verdict, WaitingFacts, WorkerFacts, liveness, readiness
@@ -47,7 +47,7 @@ class WorkerHealth:
         if connection is None or consumer.blueprint.state != RUN:
             return WorkerFacts(Phase.STARTING)
         transport, now = connection.transport, SYSTEM_CLOCK.monotonic()
-        queue_consumers = copy_of(transport.context.worker_queue_consumers)
+        queue_consumers = snapshot(transport.context.worker_queue_consumers)
         if not queue_consumers:
             return WorkerFacts(Phase.STARTING)
         living, wanted = _processes(consumer.pool)
@@ -82,9 +82,9 @@ class WorkerHealth:
 
 def _waiting() -> WaitingFacts | None:
     """The tasks that wait for the pool; `None` if there are none, or something runs."""
-    if copy_of(state.active_requests):
+    if snapshot(state.active_requests):
         return None
-    tasks = frozenset(request.id for request in copy_of(state.reserved_requests))
+    tasks = frozenset(request.id for request in snapshot(state.reserved_requests))
     return WaitingFacts(state.all_total_count[0], tasks) if tasks else None
 
 

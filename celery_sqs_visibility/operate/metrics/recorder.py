@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility import events, measurements
-from celery_sqs_visibility.delivery.threads import copy_of
+from celery_sqs_visibility.delivery.threads import snapshot
 from celery_sqs_visibility.events import DeliveryFacts, Event, subscribe
 from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.metrics import names
@@ -180,7 +180,7 @@ class WorkerState:
 
 def worker_state(context: BrokerContext) -> WorkerState:
     """The state of the worker of this process."""
-    consumers = copy_of(context.worker_queue_consumers)
+    consumers = snapshot(context.worker_queue_consumers)
     held = [delivery for consumer in consumers for delivery in consumer.held()]
     early = sum(capacity.runs for capacity in {each.capacity for each in consumers})
     busy = early + sum(delivery.started for delivery in held)
@@ -189,7 +189,7 @@ def worker_state(context: BrokerContext) -> WorkerState:
 
 def of_queues(context: BrokerContext, tell: Callable[[str], float]) -> list[tuple[Labels, float]]:
     """A value for each queue that the worker consumes."""
-    queues = {queue for consumer in copy_of(context.worker_queue_consumers) for queue in consumer.consumed()}
+    queues = {queue for consumer in snapshot(context.worker_queue_consumers) for queue in consumer.consumed()}
     return [((queue,), tell(queue)) for queue in sorted(queues)]
 
 

@@ -200,7 +200,7 @@ class Whole(RuleBasedStateMachine):
                 self.buffer.on_readable(self.clock)
         while True:
             self.buffer.wait(None)
-            while self.buffer.run_errand():
+            while self.buffer.run_callback():
                 pass
             self.buffer.dispatch(self.clock)
 

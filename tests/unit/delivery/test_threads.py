@@ -11,7 +11,7 @@ import pytest
 from support.processes import SOON
 
 from celery_sqs_visibility.delivery import threads
-from celery_sqs_visibility.delivery.threads import COPY_ATTEMPTS, copy_of, is_main_thread, start_thread
+from celery_sqs_visibility.delivery.threads import COPY_ATTEMPTS, is_main_thread, snapshot, start_thread
 
 
 def test_a_thread_runs_with_its_arguments_and_name_and_keeps_no_process_alive():
@@ -70,7 +70,7 @@ def test_a_set_to_which_another_thread_adds_meanwhile_is_copied_anew():
     with pytest.raises(RuntimeError):
         list(members)
     members = Changing([first])
-    assert set(copy_of(members)) == {first, *added}
+    assert set(snapshot(members)) == {first, *added}
 
 
 def test_a_set_that_never_rests_is_not_copied_for_ever():
@@ -83,7 +83,7 @@ def test_a_set_that_never_rests_is_not_copied_for_ever():
 
     kept = [Member()]
     with pytest.raises(RuntimeError):
-        copy_of(Changing(kept))
+        snapshot(Changing(kept))
     assert len(kept) == 1 + COPY_ATTEMPTS
 
 

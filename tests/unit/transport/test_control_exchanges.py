@@ -110,7 +110,10 @@ def test_what_waits_for_a_consumer_that_has_gone_is_no_event(nodes, mailbox):
     nodes.start("a@host", "b@host")
     buffer = mailbox.connection.transport.buffer
     mailbox.multi_call(
-        "note", limit=1, timeout=SOON, callback=lambda _: wait_until(lambda: buffer.errands, SOON, "another")
+        "note",
+        limit=1,
+        timeout=SOON,
+        callback=lambda _: wait_until(lambda: buffer.callbacks, SOON, "another"),
     )
     with pytest.raises(TimeoutError):
         mailbox.connection.drain_events(timeout=0)

@@ -120,28 +120,28 @@ def test_a_reader_that_waits_hears_of_an_arrival_after_messages_of_a_queue_were_
         assert len(buffer) == 1
 
 
-def test_an_errand_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
+def test_a_callback_goes_first_one_at_a_time_and_wakes_the_reader(buffer):
     done = []
     buffer.fileno()
     buffer.put([buffered(1)])
     for number in range(2):
-        buffer.put_errand(lambda number=number: done.append(number) or number == 0)
+        buffer.put_callback(lambda number=number: done.append(number) or number == 0)
     assert readable(buffer)
-    assert buffer.errands == 2
-    assert buffer.run_errand()
+    assert buffer.callbacks == 2
+    assert buffer.run_callback()
     assert done == [0]
-    assert not buffer.run_errand()  # it delivered nothing
-    assert buffer.errands == 0
-    assert not buffer.run_errand()
+    assert not buffer.run_callback()  # it delivered nothing
+    assert buffer.callbacks == 0
+    assert not buffer.run_callback()
     assert done == [0, 1]
     assert buffer.get() is not None
 
 
-def test_an_errand_that_raises_leaves_the_rest(buffer):
-    buffer.put_errand(lambda: 1 / 0)
-    buffer.put_errand(lambda: True)
+def test_a_callback_that_raises_leaves_the_rest(buffer):
+    buffer.put_callback(lambda: 1 / 0)
+    buffer.put_callback(lambda: True)
     with pytest.raises(ZeroDivisionError):
-        buffer.run_errand()
+        buffer.run_callback()
     assert buffer.wait(0)
-    assert buffer.run_errand()
+    assert buffer.run_callback()
     assert not buffer.wait(0)
