@@ -123,12 +123,12 @@ growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, an
 house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
 	@$(BIN)/python benchmarks/house.py
 
-# An hour and more with all four rooms; MODULES=control/inbox SHARE=1 is a module, whole. mutmut works where it is
+# An hour and more with all five rooms; MODULES=control/inbox SHARE=1 is a module, whole. mutmut works where it is
 # started, and leaves what it knows in build/mutants.
 mutants: $(MUTANTS) ## Change a quarter of the code's places, SHARE=n, and see which changes unit tests notice, in MODULES=...
 	@mkdir -p build/mutants
 	@ln -sfn $(addprefix $(CURDIR)/,celery_sqs_visibility tests examples benchmarks pyproject.toml) build/mutants/
-	@cd build/mutants && for each in $(or $(MODULES),stores control worker delivery); do \
+	@cd build/mutants && for each in $(or $(MODULES),core stores control worker delivery); do \
 		nice -n 10 $(CURDIR)/$(<D)/bin/python benchmarks/mutants.py $$each --share $(or $(SHARE),0.25) \
 			--least $(or $(LEAST),5) $(if $(AGAIN),--again) \
 			--write $(CURDIR)/docs/contributing/tests.md || exit 1; \

@@ -1,4 +1,4 @@
-"""Mutation tests of stores, control, worker and delivery: which changes of the code do unit tests notice?
+"""Mutation tests of core, stores, control, worker and delivery: which changes of the code do unit tests notice?
 
     cd build/mutants
     python benchmarks/mutants.py control --share 0.1    # or a part of it: control/inbox
@@ -38,9 +38,10 @@ BENCHMARKS = Path(__file__).resolve().parent
 EQUIVALENTS = Path(__file__).with_name("mutants_equivalent.json")
 RESULTS = BENCHMARKS.parent / "build/mutants"
 PACKAGE = "celery_sqs_visibility"
-ROOMS = ("stores", "control", "worker", "delivery")
+ROOMS = ("core", "stores", "control", "worker", "delivery")
 #: Tests of a room that are not in its own directory.
 OTHER_TESTS = {
+    "core": ["tests/unit/delivery"],
     "stores": ["tests/conformance/test_exclusive_store.py"],
     "control": ["tests/unit/transport/test_control_exchanges.py"],
     "delivery": ["tests/unit/test_publish.py", "tests/unit/transport/test_publish_retries.py"],
