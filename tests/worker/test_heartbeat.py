@@ -37,7 +37,7 @@ def test_buffered_and_reserved_messages_are_extended_too(make_site):
 def test_once_the_main_thread_stands_still_for_good_others_get_what_has_not_begun(make_site):
     """As with a lock that a killed process of billiard's held."""
     site = make_site(visibility_timeout=4, heartbeat_interval=3)
-    first = site.start("standing", name="first", concurrency=1, prefetch_multiplier=8)
+    first = site.start("standing", name="first", concurrency=2)  # so that it receives beside a run
     site.app.send_task("standing.sleep", ("runs", 8))
     site.diary.wait_for("started", key="runs")
     for key in ("stop", "waits"):
@@ -48,7 +48,7 @@ def test_once_the_main_thread_stands_still_for_good_others_get_what_has_not_begu
         site.diary.wait_for("done", key=key)
     site.diary.wait_for("done", key="runs")
     assert site.diary.count("started", key="runs") == 1, "what has begun is extended on"
-    assert "Celery's main thread stands still, so it was not extended any longer" in first.log
+    first.wait_for_log("Celery's main thread stands still, so it was not extended any longer")
 
 
 @pytest.mark.parametrize(("timeout", "interval"), [(8, 5), (20, None)])
