@@ -1,4 +1,4 @@
-"""Mutation tests of core, stores, control, worker and delivery: which changes of the code do unit tests notice?
+"""Mutation tests of core, stores, control, worker and delivery: which changes do unit tests notice?
 
     cd build/mutants
     python benchmarks/mutants.py control --share 0.1    # or a part of it: control/inbox
