@@ -67,7 +67,7 @@ class PendingSettlement(NamedTuple):
         return self
 
     def was_done_before(self, error: SQSError) -> bool:
-        """Whether SQS deleted it at an earlier try whose answer was lost: the handle is invalid since then.
+        """Whether an earlier delete worked, whose answer was lost: SQS then refuses the handle as invalid.
 
         A FIFO queue also refuses the handle of a message that is there, after the visibility timeout.
         """
@@ -211,7 +211,7 @@ class SettlementBatches:
     def answered(
         self, batch: SettlementBatch, failed: Mapping[int, SQSError], since: float, now: float
     ) -> list[Ended]:
-        """What is over of a request that was made at `since`, and failed in part; the rest is tried again.
+        """The settlements that end with a request of which a part failed; others are tried again.
 
         Failed ones are sent again after one pause, so that they share a batch. `finish` follows.
         """
@@ -226,7 +226,7 @@ class SettlementBatches:
         return ended
 
     def finish(self, batch: SettlementBatch, settlements: int) -> None:
-        """So many of a batch are over, and everybody was told."""
+        """Count this many settlements of a batch as finished, once listeners know."""
         self.unfinished -= settlements
         if batch.origin.in_order:
             batch.origin.in_flight = False

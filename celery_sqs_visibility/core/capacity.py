@@ -129,7 +129,7 @@ class AskedFor:
             self.unlikely[reservation.queue] += reservation.messages
 
     def doubt(self, reservation: Reservation) -> None:
-        """The poll is not likely to bring anything; harmless if that is known."""
+        """Expect nothing of a poll any more. Idempotent."""
         if reservation in self.likely:
             self.likely.remove(reservation)
             self.expected -= reservation.messages
@@ -137,7 +137,7 @@ class AskedFor:
             self.unlikely[reservation.queue] += reservation.messages
 
     def answered(self, reservation: Reservation, messages: int) -> None:
-        """It has brought these; harmless if it asks for nothing any more."""
+        """Note how many messages a poll has brought, unless it was given up before."""
         if self.remove(reservation) and messages:
             reservation.messages = messages
             self._came.add(reservation)
@@ -150,7 +150,7 @@ class AskedFor:
             self.fifo_expected += messages
 
     def remove(self, reservation: Reservation) -> bool:
-        """The poll is over, or what it brought is held; whether it asked for anything."""
+        """Forget a poll, or the messages that it brought; whether it was known."""
         if reservation in self._came:
             self._came.remove(reservation)
             self._expect(reservation, -reservation.messages)
@@ -288,7 +288,7 @@ class Capacity:
         return waiter
 
     def remove_waiter(self, waiter: Waiter) -> None:
-        """It has given up; harmless if it was served."""
+        """Remove a waiter that gives up, unless it was served."""
         if waiter.reservation is None:
             self.waiters.remove(waiter)
 
@@ -303,7 +303,7 @@ class Capacity:
         self.serve(now, queue)
 
     def taken(self, reservation: Reservation, now: float) -> None:
-        """What the poll brought is held, or is not kept: nothing is reserved for it any more. Idempotent."""
+        """Release a reservation: the messages of its poll are held now, or not kept. Idempotent."""
         if self._asked.remove(reservation):
             self.serve(now, reservation.queue)
 
@@ -328,7 +328,7 @@ class Capacity:
     # Places, as a delivery's state changes. Serve waiters then.
 
     def count(self, delivery: Delivery, messages: int) -> None:
-        """It takes this many places more: one from now on, or none."""
+        """Give the delivery a place (1), or take it back (-1)."""
         self._places.messages += messages
         if delivery.queue.fifo:
             self._fifo.messages += messages
@@ -336,14 +336,10 @@ class Capacity:
             self._turns.hold(delivery.queue.name, messages)
 
     def free(self, delivery: Delivery, now: float) -> None:
-        """It is settled, or its copies are sent; one acknowledged early has a slot until `end_run`."""
+        """Free the place of a delivery that has ended; if it was acknowledged early, its run keeps a slot."""
         if delivery.wait is not None:
             self._end_wait(delivery)
-        self._places.messages -= 1
-        if delivery.queue.fifo:
-            self._fifo.messages -= 1
-        if self._turns is not None:
-            self._turns.hold(delivery.queue.name, -1)
+        self.count(delivery, -1)
         if (began := delivery.began) is not None:
             if delivery.acknowledged_early:
                 self._start_run(delivery)
@@ -353,7 +349,7 @@ class Capacity:
             self._turns.end(delivery)
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
-        """It waits for this; where that leaves its place to others, these have it until `resume`."""
+        """Note what a delivery waits for; others may have its place until `resume`."""
         if delivery.wait is not None or not delivery.has_place:
             return
         if wait is Wait.PAYLOAD:
@@ -368,7 +364,7 @@ class Capacity:
             self._turns.rest(delivery)
 
     def resume(self, delivery: Delivery) -> None:
-        """It waits no longer, and takes its place, though there may be none left; harmless if it has one."""
+        """End the wait of a delivery, which takes its place again, even beyond the capacity. Idempotent."""
         if delivery.wait is not None:
             self._end_wait(delivery)
 
