@@ -1,4 +1,4 @@
-"""FastAPI that publishes without blocking its event loop: see docs/asyncio.md."""
+"""FastAPI that publishes without blocking its event loop: see docs/publishing-many.md."""
 
 from celery import Celery
 from fastapi import FastAPI

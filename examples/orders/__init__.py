@@ -1,1 +1,1 @@
-"""A project whose tests run real workers on SQS by pytest-celery: see docs/pytest-celery.md."""
+"""A project whose tests run real workers on SQS by pytest-celery: see docs/testing.md."""

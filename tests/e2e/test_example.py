@@ -1,4 +1,4 @@
-"""The example of docs/pytest-celery.md, as it stands, on the same nodes as the other tests here."""
+"""The example of docs/testing.md, as it stands, on the same nodes as the other tests here."""
 
 from __future__ import annotations
 

@@ -21,7 +21,6 @@ from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECON
 from celery_sqs_visibility.policy.options import Options
 
 PAGE = ROOT / "docs/scaling.md"
-RECIPES = ROOT / "docs/autoscaling.md"
 WORK = scaling.Workload("task", seconds=1)
 
 
@@ -46,7 +45,7 @@ def test_the_tables_of_the_page_are_generated_from_the_code():
 
 
 def test_the_json_of_the_recipes_is_json():
-    blocks = re.findall(r"^```json\n(.*?)^```", RECIPES.read_text(), flags=re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```json\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert blocks
     for block in blocks:
         json.loads(block)

@@ -1,4 +1,4 @@
-"""docs/example-project.md: its commands, typed in three terminals, do what the page shows."""
+"""The example project in docs/quickstart.md: its commands in three terminals do what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.processes import GuardedProcess
 from support.worker import TESTS
 
 ROOT = TESTS.parent
-PAGE = (ROOT / "docs/example-project.md").read_text()
+PAGE = (ROOT / "docs/quickstart.md").read_text().partition("## The example project\n")[2]
 FIRST, SECOND, THIRD, QUERY = (
     re.findall(r"^\$ (.*)$", block, re.MULTILINE)
     for block in re.findall(r"^```console\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)

@@ -15,7 +15,7 @@ from celery_sqs_visibility.operate.doctor.setting_checks import (
     rules_that_apply,
 )
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs/celery-settings.md").read_text()
+PAGE = (Path(__file__).resolve().parents[4] / "docs/coming-from-redis-and-rabbitmq.md").read_text()
 
 
 @pytest.mark.parametrize("rule", SETTING_RULES, ids=lambda rule: rule.name)
