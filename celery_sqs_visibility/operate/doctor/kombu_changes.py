@@ -120,7 +120,8 @@ def _meaning(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[F
             f"it is {duration_text(float(given['visibility_timeout']))}",
             "kombu's has to outlast the longest task. Here it is renewed while a task runs, and is how "
             "long the tasks of a killed worker take to come back.",
-            "remove it, for the default of 120 s; while stock workers are left, leave that of the queues",
+            "remove it, for the default of 120 s; while workers of kombu's transport are left, leave that of "
+            "the queues",
         )
 
 
@@ -170,9 +171,9 @@ def _fleet() -> Iterator[Finding]:
         Severity.NOTE,
         "fleet",
         "processes of both transports understand each other's messages",
-        "A stock worker does not renew what it runs, and publishes its retries.",
+        "A worker of kombu's transport does not extend messages, and publishes retries.",
         "switch the transport of one process at a time, in any order, and the task class when no "
-        "stock worker is left (docs/mixed-fleets.md)",
+        "worker of kombu's transport is left (docs/mixed-fleets.md)",
     )
 
 
@@ -184,7 +185,7 @@ def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> s
     lines = ['app.conf.broker_transport = "celery_sqs_visibility"']
     if gone:
         lines += [f"for name in {gone!r}:", "    app.conf.broker_transport_options.pop(name, None)"]
-    lines.append("# Once no stock worker is left: app = Celery(..., task_cls=VisibilityTask)")
+    lines.append("# Once no worker of kombu's transport is left: app = Celery(..., task_cls=VisibilityTask)")
     return "\n".join(lines)
 
 

@@ -68,7 +68,7 @@ def _quorum(value: Any) -> bool:
 
 _REMOVE: Final = "remove it"
 
-KEEP: Final = "leave it until all tasks are VisibilityTasks and no stock worker is left"
+KEEP: Final = "leave it until all tasks are VisibilityTasks and no worker of kombu's transport is left"
 
 SETTING_RULES: Final = (
     SettingRule(

@@ -55,7 +55,7 @@ def advice(*tasks):
 def test_a_setting_that_stock_tasks_need_is_removed_only_where_there_are_none():
     ours = TaskFacts(name="ours", queue="q")
     stock = TaskFacts(name="stock", queue="q", comes_back=False)
-    keep = "leave it until all tasks are VisibilityTasks and no stock worker is left"
+    keep = "leave it until all tasks are VisibilityTasks and no worker of kombu's transport is left"
     assert advice(ours) == {(name, "remove it") for name in OF_STOCK_TASKS}
     assert advice(ours, stock) == advice(stock) == {(name, keep) for name in OF_STOCK_TASKS}
     assert advice() == set()
