@@ -56,7 +56,6 @@ NAVIGATION = {
         "health",
         "metrics",
         "logs-and-events",
-        "json-logs",
         "troubleshooting",
         "scaling",
         "costs",

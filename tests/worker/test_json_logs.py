@@ -12,7 +12,7 @@ import pytest
 from support.programs import program
 from support.redis_server import RedisServer
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/json-logs.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/logs-and-events.md"
 #: Commands, functions and operators of CloudWatch Logs Insights.
 INSIGHTS = {
     *("filter", "stats", "fields", "display", "by", "as", "and", "or", "not", "in", "like"),
