@@ -35,6 +35,10 @@ TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it cou
 DELETE_LINGER_WINDOWS: Final = 5
 
 
+class LetterRefusedError(RequestRefusedError):
+    """No dead-letter queue takes the letter: its `otherwise` follows."""
+
+
 class PendingSettlement(NamedTuple):
     """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
 

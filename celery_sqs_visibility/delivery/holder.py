@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.batches import Ended
+from celery_sqs_visibility.core.batches import Ended, LetterRefusedError
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
@@ -338,12 +338,14 @@ class DeliveryHolder:
     def _not_deleted(
         self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
     ) -> None:
-        if error is not None:
+        if isinstance(settlement, DeadLetter) and (error is None or isinstance(error, LetterRefusedError)):
+            self._after_letter(delivery, settlement, sent=error is None)
+        elif error is not None:
             if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
                 self.remember(Past.UNDELETED, delivery)
             lost = Ending(events.Lost(delivery.facts, str(error)), max(now, delivery.deadline))
             self._tell(delivery, lost, now)
-        elif not isinstance(settlement, DeadLetter):  # else `_send_letter` has added the one that follows
+        else:
             self._tell(delivery, return_of(delivery, settlement, now), now)
 
     def _expect(self, delivery: Delivery, message_id: str, visible_at: float) -> None:
@@ -356,8 +358,13 @@ class DeliveryHolder:
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send the dead letter, and submit the settlement that follows. A thread of the pump."""
-        if self.dead_letters.send(delivery, letter):
+        """See `settler.SendLetter`."""
+        if not self.dead_letters.send(delivery, letter):
+            raise LetterRefusedError("no dead-letter queue takes it")
+
+    def _after_letter(self, delivery: Delivery, letter: DeadLetter, *, sent: bool) -> None:
+        """Submit the settlement that follows. A thread of the pump."""
+        if sent:
             with self._lock:
                 self._held.finish(delivery, self._clock.monotonic())
             emit(events.DeadLettered(delivery.facts, letter.reason))

@@ -43,7 +43,7 @@ ACTIONS: Mapping[type[Settlement], str] = {
 #: from which the delay of a visibility change counts.
 Settled = Callable[[Iterable[Ended], float], None]
 
-#: Sends a dead letter, from a thread of the pump, and adds the settlement that follows.
+#: Sends a dead letter, from a thread of the pump. Raises `LetterRefusedError` where no queue takes it.
 SendLetter = Callable[[Delivery, DeadLetter], None]
 
 
