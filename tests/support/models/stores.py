@@ -7,13 +7,13 @@ process has the store behind a breaker of its own. Threads are simulated, and so
 from __future__ import annotations
 
 import os
-import threading
+import random
 from types import SimpleNamespace
 
 from support.clock import FakeClock
 from support.factories import FakeHolder, exc_info, held_delivery, request
 from support.models.steps import step
-from support.simulated_threads import SimulatedThreads
+from support.scheduler import Scheduler
 
 from celery_sqs_visibility.beat import SendsOnce
 from celery_sqs_visibility.core.settlements import Hide, Why
@@ -80,7 +80,7 @@ class Stores:
 
     def __init__(self, app, patch):
         self.clock = FakeClock()
-        self.threads = SimulatedThreads(self.clock)
+        self.threads = Scheduler(self.clock, random.Random(0))
         self.records = {}
         self.hangs = False
         self.silent = (
@@ -98,8 +98,8 @@ class Stores:
         patch.setattr(exclusive, "find_lease", lambda key: key and self.leases[key])
         app.task(nothing, name="one", base=VisibilityTask, shared=False, exclusive=True)
         self.task = app.tasks["one"]
-        self.threads.start(self.dispatch)
-        self.threads.start(self.beat)
+        self.threads.start(self.dispatch, "worker")
+        self.threads.start(self.beat, "beat")
 
     def guarded(self, process):
         store = GuardedStore(HangingStore(self, process), self.threads.start, self.clock)
@@ -107,13 +107,11 @@ class Stores:
         return store
 
     def context(self):
-        return SimpleNamespace(
-            options=Options.parse({}), coordination_store=self.stores[threading.current_thread()]
-        )
+        return SimpleNamespace(options=Options.parse({}), coordination_store=self.stores[self.threads.me])
 
     def note_asked(self, process):
         """A request to the store; the probe's are nobody's."""
-        if threading.current_thread().name != "sqs-probe":
+        if self.threads.me.name != "sqs-probe":
             known = process in self.silent or (process != "beat" and "worker" in self.silent)
             if self.hangs and known:
                 self.wrong.append(f"{process} waits for a store of whose silence it knows")
@@ -146,12 +144,12 @@ class Stores:
         made.message.renewal = lambda _eta, _retries: None
         if made.dispatch():
             child = self.free.pop()
-            self.threads.start(lambda: self.in_child(child, made, holder, sent_at))
+            self.threads.start(lambda: self.in_child(child, made, holder, sent_at), "child")
         else:
             self.come_back(holder, sent_at)
 
     def in_child(self, child, made, holder, sent_at):
-        self.stores[threading.current_thread()] = child
+        self.stores[self.threads.me] = child
         try:
             run, ttl = exclusive._begin(
                 self.task, made._request_dict["visibility_exclusive"], made._request_dict
@@ -206,6 +204,6 @@ class Stores:
         assert not self.waiting, "all run when the store answers again"
 
     def close(self):
-        self.threads.close()
+        self.threads.kill(self.threads.threads)
         for end in self.table._pipe:
             os.close(end)
