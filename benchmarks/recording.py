@@ -1,6 +1,6 @@
 """Animated picture of `make demo`: its real output in a terminal, second by second, as an SVG.
 
-Time in which nothing is printed is cut to `PAUSE`.
+Time in which nothing is printed is cut to `PAUSE`. The picture begins with the last frame, and repeats.
 
     python benchmarks/recording.py [--write docs/pictures/demo.svg]
 """
@@ -222,9 +222,11 @@ def _class(style):
 
 
 def _style(times, total):
+    # It begins with the last frame: nobody is shown an empty terminal first.
+    moving = f"{total:.1f}s step-end -{total - LAST:.1f}s infinite"
     rules = [
         "text{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}",
-        f".s1{{font-weight:bold}}.t{{visibility:hidden;animation:{total:.1f}s step-end infinite}}",
+        f".s1{{font-weight:bold}}.t{{visibility:hidden;animation:{moving}}}",
         _colours(0),
         f"@media(prefers-color-scheme:dark){{{_colours(1)}}}",
         "@media(prefers-reduced-motion:reduce){.t{animation:none!important}.last{visibility:visible}}",

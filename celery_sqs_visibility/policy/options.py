@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, partial
@@ -68,7 +68,7 @@ from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
-__all__ = ["OptionError", "Options", "option_name", "reference_table"]
+__all__ = ["OptionError", "Options", "option_name", "reference"]
 
 #: The most queues whose options are kept at hand: queues of replies have ever new names.
 KEPT_QUEUES: Final = 1000
@@ -718,26 +718,44 @@ def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
 REFERENCE = """\
 # Transport options
 
-`broker_transport_options` of Celery, `transport_options` of kombu. Durations are seconds. A misspelt option
-(or key of one that is a mapping), a value out of bounds or a contradiction is refused when the first
-connection is made, with a sentence that names the option, the value, the bound and the nearest valid name;
-several are told at once. `celery worker` and `celery beat` end with that sentence and exit status 1. `None`
-and empty text mean the default.
+Celery's `broker_transport_options`, or kombu's `transport_options`. Most people need only these:
 
-{table}"""
+{first}
+Durations are seconds. `None` and empty text mean the default. A misspelt option, a value out of bounds or a
+contradiction is refused when the first connection is made: the error names the option, the value, the bound
+and the nearest valid name. `celery worker` and `celery beat` then end with status 1.
+
+## All other options
+
+{others}"""
+
+#: Those that the page begins with.
+FIRST = (
+    "visibility_timeout",
+    "error_visibility_timeout",
+    "shutdown_timeout",
+    "predefined_queues",
+    "queue_name_prefix",
+    "region",
+    "remote_control",
+)
 
 
-def reference_table() -> str:
-    """The options as a Markdown table, but for internal ones."""
+def _reference_table(names: Iterable[str]) -> str:
+    """Options as a Markdown table, each with an anchor."""
     rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
-    for f in fields(Options):
-        row = f.metadata
-        if row["internal"]:
-            continue
-        rows.append(f"| `{option_name(f.name)}` | `{row['default']}` | {row['bounds']} | {row['doc']} |")
+    rows += map(_reference_row, names)
     return "\n".join(rows) + "\n"
+
+
+def _reference_row(name: str) -> str:
+    row = Options.__dataclass_fields__[name].metadata
+    option = option_name(name)
+    return f'| `{option}`<a id="{option}"></a> | `{row["default"]}` | {row["bounds"]} | {row["doc"]} |'
 
 
 def reference() -> str:
     """The page docs/options.md."""
-    return REFERENCE.format(table=reference_table())
+    shown = [f.name for f in fields(Options) if not f.metadata["internal"]]
+    others = [name for name in shown if name not in FIRST]
+    return REFERENCE.format(first=_reference_table(FIRST), others=_reference_table(others))

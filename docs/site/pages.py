@@ -1,11 +1,13 @@
 """Lays out the pages of the repository for Sphinx: the README first, and every link made one of the site.
 
 The pages keep their addresses: docs/options.md is options.html. Those beside the README are in project/. A
-link to a file that is no page leads to the repository.
+link to a file that is no page leads to the repository. docs/pages.md is the navigation: each of its headings
+becomes a page that lists its part, which the sidebar opens and closes.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,64 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+ALL_PAGES = DOCS / "pages.md"
 SOURCE = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"]
 
-#: The pages of each part, in the order of the navigation. A page that is named nowhere comes after UNNAMED's.
-NAVIGATION = {
-    "Start": [
-        "quickstart",
-        "pages",
-        "before-production",
-        "testing",
-        "django",
-        "airflow",
-        "permissions",
-    ],
-    "Move": [
-        "coming-from-kombu",
-        "mixed-fleets",
-        "coming-from-redis-and-rabbitmq",
-    ],
-    "How-to: tasks and queues": [
-        "retries",
-        "long-tasks",
-        "exclusive-tasks",
-        "delays",
-        "beat",
-        "aws-events",
-        "fanout",
-        "publishing-many",
-        "large-messages",
-        "several-queues",
-        "dead-letters",
-    ],
-    "How-to: run": [
-        "compatibility",
-        "lambda",
-        "deploys",
-        "doctor",
-        "command-line",
-        "remote-control",
-        "health",
-        "metrics",
-        "logs-and-events",
-        "troubleshooting",
-        "scaling",
-        "costs",
-        "security",
-    ],
-    "Explanation": ["visibility", "ends", "reliability", "fidelity", "growth", "benchmarks"],
-    "Reference": [
-        "options",
-        "reference-tasks",
-        "reference-exceptions",
-        "reference-events",
-        "reference-commands",
-        "kombu-features",
-    ],
-    "Contributing": ["project/contributing", "architecture", "contributing/*", "project/*"],
-}
-UNNAMED = "How-to: tasks and queues"
+#: Parts that are not in the main navigation, but below the list of all pages.
+BELOW_ALL_PAGES = ("Evidence", "Change it")
+#: The part of pages that docs/pages.md does not name: those for contributors.
+UNNAMED = "Change it"
 
 #: A link's target, in Markdown and in HTML, without its fragment.
 TARGET = re.compile(r'(\]\(|\b(?:src|href)=")(?![a-z]+:)([^)#"\s]+)')
@@ -80,6 +31,8 @@ FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 FLOWCHART = re.compile(r"^```mermaid\nflowchart TD\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FLOOR = re.compile(r'^ *f\d+\["(.*)"\]$', re.MULTILINE)
 ESCAPED = {"#quot;": "&quot;", "#lt;": "&lt;"}
+MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|[*`]")
+DESCRIPTION_LENGTH = 160
 
 
 def pages():
@@ -95,16 +48,67 @@ def pages():
 def main(destination):
     shutil.rmtree(destination, ignore_errors=True)
     places = pages()
+    sections = parts(places)
+    lists = {
+        ROOT / "README.md": [slug(part) for part in sections if part not in BELOW_ALL_PAGES]
+        + [f"{title(ALL_PAGES)} <pages>"],
+        ALL_PAGES: [slug(part) for part in BELOW_ALL_PAGES],
+    }
+    contributors = {entry for entry, _ in sections[UNNAMED][1]}
     for page, place in places.items():
-        laid = destination / place
-        laid.parent.mkdir(parents=True, exist_ok=True)
-        text = "".join(part_for_site(part, page, places) for part in FENCED.split(page.read_text()))
-        laid.write_text(text + (navigation(places) if place.name == "index.md" else ""))
+        text = for_site(page.read_text(), page, places)
+        text += toctree(lists.get(page, []))
+        lay(destination / place, text, found=name(place) not in contributors)
+    for part, (text, entries) in sections.items():
+        listed = toctree([f"{heading} <{entry}>" for entry, heading in entries])
+        table = for_site(text, ALL_PAGES, places)
+        lay(destination / f"{slug(part)}.md", f"# {part}\n\n{table}{listed}", found=False)
     for picture in DOCS.rglob("*"):
-        if picture.suffix in {".svg", ".png", ".gif"}:
+        if picture.suffix in {".svg", ".png", ".gif"} and not picture.is_relative_to(DOCS / "site"):
             laid = destination / picture.relative_to(DOCS)
             laid.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(picture, laid)
+
+
+def parts(places):
+    """Each part of docs/pages.md: its text, and its pages as (name, title)."""
+    _, *headed = re.split(r"^## (.*)\n", ALL_PAGES.read_text(), flags=re.MULTILINE)
+    found, named = {}, set()
+    for part, text in zip(headed[::2], headed[1::2], strict=True):
+        table = text.partition("\n\nNext: ")[0]
+        linked = [Path(os.path.normpath(DOCS / target)) for _, target in TARGET.findall(table)]
+        entries = [page for page in dict.fromkeys(linked) if page in places and page not in named]
+        named.update(entries)
+        found[part] = table, entries
+    found[UNNAMED][1].extend(page for page in places if page not in named | {ROOT / "README.md", ALL_PAGES})
+    return {
+        part: (text, [(name(places[page]), title(page)) for page in entries])
+        for part, (text, entries) in found.items()
+    }
+
+
+def lay(path, text, *, found):
+    """Write a page with its description. Search finds it if `found`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    head = {"myst": {"html_meta": {"description": description(text)}}}
+    if not found:
+        head["no-search"] = True
+    path.write_text(f"---\n{json.dumps(head)}\n---\n{text}")
+
+
+def description(text):
+    """The beginning of a page's first paragraph, or its title."""
+    paragraphs = [" ".join(each.split()) for each in FENCED.sub("", text).split("\n\n")]
+    prose = (each for each in paragraphs if each and not each.startswith(("#", "|", "![", "<", ">", "-")))
+    plain = MARKUP.sub(r"\1", next(prose, text.partition("\n")[0].removeprefix("# ")))
+    if len(plain) <= DESCRIPTION_LENGTH:
+        return plain
+    return plain[:DESCRIPTION_LENGTH].rpartition(" ")[0] + " ..."
+
+
+def for_site(text, page, places):
+    """A page's text as the site has it."""
+    return "".join(part_for_site(part, page, places) for part in FENCED.split(text))
 
 
 def part_for_site(text, page, places):
@@ -134,35 +138,24 @@ def address(target, page, places):
 def floors(match):
     """A flowchart of floors that stand one upon the other, as a list: its reader needs no script."""
     lines = "".join(f"<li>{floor}</li>\n" for floor in FLOOR.findall(match[1]))
-    for name, entity in ESCAPED.items():
-        lines = lines.replace(name, entity)
+    for entity, character in ESCAPED.items():
+        lines = lines.replace(entity, character)
     return f'<ol class="floors">\n{lines}</ol>'
 
 
-def navigation(places):
-    """The contents of the site, which Sphinx shows beside each page."""
-    names = [str(place.with_suffix("")) for place in places.values() if place.name != "index.md"]
-    named = {
-        part: list(dict.fromkeys(name for entry in entries for name in matching(entry, names)))
-        for part, entries in NAVIGATION.items()
-    }
-    for entry in (entry for entries in NAVIGATION.values() for entry in entries):
-        if not matching(entry, names):
-            sys.exit(f"docs/site/pages.py names {entry}, which is no page")
-    known = {name for entries in named.values() for name in entries}
-    named[UNNAMED] += sorted(set(names) - known)
-    titles = {str(place.with_suffix("")): title(page) for page, place in places.items()}
-    parts = ["\n"]
-    for part, entries in named.items():
-        lines = "".join(f"{titles[name]} <{name}>\n" for name in entries)
-        parts.append(f"```{{toctree}}\n:hidden:\n:caption: {part}\n\n{lines}```\n\n")
-    return "".join(parts)
+def toctree(entries):
+    """A list of pages for the sidebar."""
+    if not entries:
+        return ""
+    return "\n\n```{toctree}\n:hidden:\n\n" + "\n".join(entries) + "\n```\n"
 
 
-def matching(entry, names):
-    if not entry.endswith("/*"):
-        return [name for name in names if name == entry]
-    return [name for name in names if name.startswith(entry.removesuffix("*"))]
+def slug(part):
+    return re.sub(r"\W+", "-", part.lower())
+
+
+def name(place):
+    return str(place.with_suffix(""))
 
 
 def title(page):

@@ -10,10 +10,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 from support.browser import Browser
+
+from celery_sqs_visibility import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
@@ -35,7 +38,45 @@ SAMPLE = {
 }
 THEMES = ["light", "dark"]
 PHONE = {"width": 380, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+WINDOW = {"width": 1400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
 SECONDS = 60
+
+#: What people type, and the pages of which one should be first or second.
+SEARCHES = {
+    "IAM policy": "permissions",
+    "resend": "dead-letters",
+    "test my tasks": "testing",
+    "task runs twice": "troubleshooting long-tasks",
+    "worker idle": "troubleshooting",
+    "retry delay": "retries",
+    "backoff": "retries",
+    "exactly once": "exclusive-tasks",
+    "deploy": "deploys",
+    "visibility_timeout": "options",
+    "dead letter queue": "dead-letters",
+    "rate limit": "delays",
+    "long running task": "long-tasks",
+    "graceful shutdown": "deploys",
+    "kubernetes": "deploys health",
+    "priority": "several-queues",
+    "eta countdown": "delays",
+    "django": "django",
+    "prometheus": "metrics",
+    "localstack": "before-production testing",
+}
+CLIPBOARD = "navigator.clipboard.readText().then(arguments[0])"
+SEARCHED = (
+    "return typeof Search !== 'undefined' && /found|did not match/.test(Search.status?.innerText ?? '')"
+)
+#: Tables that need more room than their page gives them, and rows that a phone shows as rows.
+CUT_OFF = """return [...document.querySelectorAll("article table")].filter(table => {
+    const room = table.closest("article").getBoundingClientRect(), needed = table.getBoundingClientRect();
+    return needed.right > room.right + 4 || table.scrollWidth > table.clientWidth + 1;
+}).map(table => table.innerText.slice(0, 80))"""
+UNSTACKED = """return [...document.querySelectorAll("article table tbody tr")].filter(
+    row => row.cells.length > 1 && getComputedStyle(row.cells[1]).display !== "none" &&
+        row.cells[1].offsetTop <= row.cells[0].offsetTop && row.cells[1].offsetLeft > row.cells[0].offsetLeft
+).map(row => row.innerText.slice(0, 80))"""
 
 #: What a page needs of others, and the pictures that it could not show.
 LOADED = "return performance.getEntriesByType('resource').map(each => each.name)"
@@ -75,6 +116,13 @@ def driver():
 
 
 @pytest.fixture
+def wide(driver):
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", WINDOW)
+    yield driver
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.fixture
 def phone(driver):
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
     yield driver
@@ -99,24 +147,82 @@ def test_no_chart_is_shown_as_its_text():
     assert [page for page in PAGES if "highlight-mermaid" in (SITE / page).read_text()] == []
 
 
-def test_search_finds_the_page_about_the_visibility_timeout_and_opens_it(driver, address):
+def search(driver, address, words):
+    """The pages that are found, best first."""
     driver.get(f"{address}/index.html")
-    driver.find_element(By.NAME, "q").send_keys("visibility timeout", Keys.ENTER)
-    found = WebDriverWait(driver, SECONDS).until(
-        lambda driver: driver.find_elements(By.CSS_SELECTOR, "#search-results li a")
-    )
+    driver.find_element(By.NAME, "q").send_keys(words, Keys.ENTER)
+    WebDriverWait(driver, SECONDS).until(lambda driver: driver.execute_script(SEARCHED))
+    links = driver.find_elements(By.CSS_SELECTOR, "#search-results li > a")
+    return [Path(urlsplit(link.get_attribute("href")).path).stem for link in links]
+
+
+@pytest.mark.parametrize(("words", "pages"), SEARCHES.items(), ids=SEARCHES)
+def test_search_finds_what_people_type_first_or_second(driver, address, words, pages):
+    assert {*pages.split()} & {*search(driver, address, words)[:2]}
     assert hosts(driver) == {urlsplit(address).netloc}
-    title = found[0].text
-    found[0].click()
+
+
+@pytest.mark.parametrize("words", ["heartbeat", "architecture", "changelog", "mutants"])
+def test_search_finds_no_page_for_contributors_and_no_list_of_pages(driver, address, words):
+    found = search(driver, address, words)
+    theirs = {Path(page).stem for page in PAGES if page.startswith(("contributing/", "project/"))}
+    assert not {*found} & {*theirs, "architecture", "start", "move", "run", "evidence", "change-it"}
+
+
+def test_search_opens_the_place_of_an_option(driver, address):
+    assert search(driver, address, "queue_name_prefix")[0] == "options"
+    driver.find_element(By.CSS_SELECTOR, "#search-results li > a").click()
     WebDriverWait(driver, SECONDS).until(lambda driver: "search.html" not in driver.current_url)
-    assert driver.find_element(By.TAG_NAME, "h1").text.startswith(title[:20])
-    assert "visibility timeout" in driver.find_element(By.TAG_NAME, "article").text
+    assert driver.current_url == f"{address}/options.html#queue_name_prefix"
+    assert driver.find_element(By.ID, "queue_name_prefix")
+
+
+def test_the_landing_page_tells_what_it_is_of(driver, address):
+    driver.get(f"{address}/index.html")
+    brand = driver.find_element(By.CLASS_NAME, "sidebar-brand-text")
+    assert brand.text == f"celery_sqs_visibility {__version__}"
+    assert driver.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", brand)
+    assert brand.size["height"] < 2 * float(brand.value_of_css_property("font-size").removesuffix("px"))
+    icons = [driver.find_element(By.CSS_SELECTOR, "link[rel*=icon]").get_attribute("href")]
+    icons += [driver.find_element(By.CLASS_NAME, "sidebar-logo").get_attribute("src")]
+    assert all(icon.endswith("logo.svg") for icon in icons)
+    description = driver.find_element(By.CSS_SELECTOR, "meta[name=description]")
+    assert "SQS" in description.get_attribute("content")
+
+
+def test_the_sidebar_shows_the_parts_and_the_pages_of_one(driver, address):
+    driver.get(f"{address}/options.html")
+    links = driver.find_elements(By.CSS_SELECTOR, ".sidebar-tree a")
+    shown = [link for link in links if link.is_displayed()]
+    assert len(shown) < 25 < len(links)
+    assert "Transport options" in [link.text for link in shown]
+
+
+def test_a_consoles_block_is_copied_without_prompts(driver, address):
+    driver.get(f"{address}/index.html")
+    button = driver.find_element(By.CSS_SELECTOR, ".highlight-console button.copybtn")
+    driver.execute_cdp_cmd(
+        "Browser.grantPermissions", {"origin": address, "permissions": ["clipboardReadWrite"]}
+    )
+    ActionChains(driver).move_to_element(button).click().perform()
+    copied = driver.execute_async_script(CLIPBOARD)
+    assert copied.startswith("git clone ")
+    assert "$" not in copied
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_fits_a_window_of_1400_pixels_and_no_table_is_cut_off(wide, address, page):
+    wide.get(f"{address}/{page}")
+    assert wide.execute_script(WIDTH) <= WINDOW["width"]
+    assert wide.execute_script(CUT_OFF) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_fits_a_phone_has_its_pictures_and_asks_nobody_else(phone, address, page):
     phone.get(f"{address}/{page}")
     assert phone.execute_script(WIDTH) == PHONE["width"]
+    assert phone.execute_script(CUT_OFF) == []
+    assert phone.execute_script(UNSTACKED) == []
     phone.execute_script("document.querySelectorAll('img').forEach(each => each.loading = 'eager')")
     WebDriverWait(phone, SECONDS).until(
         lambda driver: driver.execute_script("return [...document.images].every(each => each.complete)")

@@ -121,7 +121,7 @@ def public(module, root):
 def settings():
     _, entries = paragraphs(VisibilityTask.__doc__)
     return "".join(
-        row(f"`{name}`", f"`{inspect.getattr_static(VisibilityTask, name)!r}`", about)
+        row(f'`{name}`<a id="{name}"></a>', f"`{inspect.getattr_static(VisibilityTask, name)!r}`", about)
         for name, about in entries.items()
     )
 

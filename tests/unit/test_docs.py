@@ -13,7 +13,7 @@ from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 
 from celery_sqs_visibility.policy.option_names import REMEDIES
-from celery_sqs_visibility.policy.options import Options, reference, reference_table
+from celery_sqs_visibility.policy.options import Options, reference
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -50,9 +50,11 @@ def blocks(page):
 
 
 def anchors(page):
-    """The fragments of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    """The fragments of a page's headings, as GitHub makes them, and its anchors."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    named = {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_every_thread_of_the_package_is_in_the_table():
 def test_who_comes_from_kombu_finds_every_option():
     pages = ("coming-from-kombu", "coming-from-redis-and-rabbitmq")
     text = "".join((ROOT / f"docs/{page}.md").read_text() for page in pages)
-    declared = re.findall(r"^\| `([\w-]+)`", reference_table(), flags=re.MULTILINE)
+    declared = re.findall(r"^\| `([\w-]+)`", reference(), flags=re.MULTILINE)
     options = {*declared, *REMEDIES, *kombus_options()}
     assert {"predefined_queues", "backoff_policy", "polling_interval", "body_encoding"} <= options
     missing = sorted(name for name in options if f"`{name}`" not in text)

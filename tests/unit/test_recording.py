@@ -54,8 +54,8 @@ def test_a_row_is_drawn_once_for_as_long_as_it_lasts(recording):
     same, other = ((0, "a <task>", ()),), ((2, "later", (31,)),)
     drawn = recording.picture([(0.0, [same]), (1.0, [same, other]), (9.0, [same])])
     assert drawn.count("a &lt;task&gt;") == 1
-    # The second pause is cut to two seconds; the last frame stays for eight.
-    assert "animation:11.0s" in drawn
+    # The second pause is cut to two seconds; the last frame stays for eight, and comes first.
+    assert "animation:11.0s step-end -3.0s" in drawn
     assert "9.09%{visibility:visible}27.27%{visibility:hidden}" in drawn
 
 
