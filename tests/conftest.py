@@ -238,6 +238,6 @@ def producer(proxy):
 
 
 @pytest.fixture
-def reliability(request, diary, workers):
+def reliability(request, diary):
     """Tell what a fault did, for docs/reliability.md: `support.reliability.report`."""
-    return functools.partial(report, request.node, diary, workers)
+    return functools.partial(report, request.node, diary)

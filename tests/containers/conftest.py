@@ -12,8 +12,8 @@ from containers.images import images as build_images
 
 BEGIN, END = "<!-- rows: make containers -->", "<!-- end of containers -->"
 HEAD = """\
-| scene | what was done | sent | done | skipped | dead letters | lost | run more than once | recovered in, s |
-|---|---|---|---|---|---|---|---|---|"""
+| scene | what was done | messages | run more than once | recovered in, s |
+|---|---|---|---|---|"""
 
 
 def pytest_addoption(parser):

@@ -7,9 +7,7 @@ those tests, and writes their rows into that file's table.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from support.diary import Diary
-    from support.worker import WorkerProcess
 
 FIXTURE = "reliability"
 BEGIN, END = "<!-- rows: pytest --reliability -->", "<!-- end of rows -->"
 HEAD = """\
-| fault | what was done | pools | messages | lost | run more than once | recovered in, s | test |
-|---|---|---|---|---|---|---|---|"""
+| fault | what was done | run more than once | recovered in, s |
+|---|---|---|---|"""
+UNHARMED = "Nothing ran more than once, and nothing stopped, after: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,62 +29,28 @@ class Row:
     """What one test saw of one fault, or several that differ in nothing but parameters.
 
     Attributes:
-        pools: of the workers.
-        messages: how many were sent.
-        lost: how many neither ended as they should nor are in a queue.
-        repeated: how many were begun more often than the task's own failures ask for.
+        repeated: how many messages were begun more often than the task's own failures ask for.
         seconds: from the fault's end until work went on, at the worst; `None` where it never stopped.
-        tests: ids of the tests, without their directory.
     """
 
     fault: str
     done: str
-    pools: list[str]
-    messages: int
-    lost: int
     repeated: int
     seconds: float | None
-    tests: list[str]
 
     def __add__(self, other: Row) -> Row:
         times = [row.seconds for row in (self, other) if row.seconds is not None]
-        return dataclasses.replace(
-            self,
-            pools=sorted({*self.pools, *other.pools}),
-            messages=self.messages + other.messages,
-            lost=self.lost + other.lost,
-            repeated=self.repeated + other.repeated,
-            seconds=max(times, default=None),
-            tests=sorted({*self.tests, *other.tests}),
-        )
-
-    @property
-    def test(self) -> str:
-        """The test's id, without its parameters if there were several."""
-        return self.tests[0] if len(self.tests) == 1 else self.function
-
-    @property
-    def function(self) -> str:
-        return self.tests[0].partition("[")[0]
+        repeated = self.repeated + other.repeated
+        return dataclasses.replace(self, repeated=repeated, seconds=max(times, default=None))
 
     def __str__(self) -> str:
         seconds = "-" if self.seconds is None else f"{max(0.0, self.seconds):.1f}"
-        cells = [
-            self.fault,
-            self.done,
-            ", ".join(self.pools),
-            self.messages,
-            self.lost,
-            self.repeated,
-            seconds,
-        ]
-        return f"| {' | '.join(map(str, cells))} | `{self.test}` |"
+        return f"| {self.fault} | {self.done} | {self.repeated} | {seconds} |"
 
 
 def report(
     node: Any,
     diary: Diary,
-    workers: Iterable[WorkerProcess],
     fault: str,
     done: str,
     keys: Iterable[Any],
@@ -101,7 +65,6 @@ def report(
     Args:
         node: the test's.
         diary: where the tasks note `started` and `ended`, with their `key`.
-        workers: those the test started.
         fault: the table's first column.
         done: its second.
         keys: of the messages that were sent.
@@ -113,18 +76,9 @@ def report(
     sent = [repr(key) for key in keys]
     noted = {event: _count(diary, event) for event in ("started", "failing", ended)}
     undone = [key for key in sent if not noted[ended][key]]
-    row = Row(
-        fault,
-        done,
-        pools=sorted({worker.pool for worker in workers}),
-        messages=len(sent),
-        lost=max(0, len(undone) - kept),
-        repeated=sum(noted["started"][key] - noted["failing"][key] > runs for key in sent),
-        seconds=seconds,
-        tests=[f"{node.path.name}::{node.name}"],
-    )
-    node.user_properties.append((FIXTURE, dataclasses.asdict(row)))
-    assert not row.lost, f"of {undone}, {kept} are in a queue"
+    repeated = sum(noted["started"][key] - noted["failing"][key] > runs for key in sent)
+    node.user_properties.append((FIXTURE, dataclasses.asdict(Row(fault, done, repeated, seconds))))
+    assert len(undone) <= kept, f"of {undone}, {kept} are in a queue"
 
 
 def _count(diary: Diary, event: str) -> Counter[str]:
@@ -146,19 +100,24 @@ class Table:
     def pytest_sessionfinish(self) -> None:
         before, _, rest = self._path.read_text().partition(BEGIN)
         _, _, after = rest.partition(END)
-        table = "\n".join([HEAD, *map(str, merged(self._rows))])
-        self._path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+        self._path.write_text(f"{before}{BEGIN}\n{shown(self._rows)}\n{END}{after}")
 
 
-def merged(rows: Iterable[Row]) -> list[Row]:
-    """One row for a fault and what was done about it in a test, whatever the test's parameters; sorted."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
-    for row in sorted(rows, key=attrgetter("function", "fault", "done")):
-        found.setdefault((row.function, row.fault, row.done), []).append(row)
-    return [functools.reduce(Row.__add__, same) for same in found.values()]
+def shown(rows: Iterable[Row]) -> str:
+    """The table, and below it the faults that did no harm: one row for a fault and what was done."""
+    merged: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        place = row.fault, row.done
+        merged[place] = merged[place] + row if place in merged else row
+    harmed = [row for row in merged.values() if row.repeated or row.seconds is not None]
+    lines = sorted(map(str, harmed), key=str.lower)
+    unharmed = sorted({row.fault for row in merged.values()} - {row.fault for row in harmed}, key=str.lower)
+    return "\n".join([HEAD, *lines, "", UNHARMED + "; ".join(unharmed) + "."])
 
 
-def ids_of(text: str) -> set[str]:
-    """The ids in the last column of a written table."""
+def faults_of(text: str) -> set[str]:
+    """The faults of a written table."""
     table = text.partition(BEGIN)[2].partition(END)[0]
-    return {line.rsplit("`", 2)[1] for line in table.strip().splitlines()[2:]}
+    rows, _, unharmed = table.partition(UNHARMED)
+    names = {line.split(" | ")[0].removeprefix("| ") for line in rows.strip().splitlines()[2:]}
+    return names | set(unharmed.strip().removesuffix(".").split("; "))

@@ -69,7 +69,7 @@ def _told(pattern: str | None, text: str | None) -> str | None:
 
 
 def in_words(answer: Mapping[str, Any]) -> str:
-    """An answer, as docs/fidelity.md has it."""
+    """An answer in a sentence."""
     if answer.get("asked") is False:
         return "cannot be asked"
     parts = [_WORDS[name](value) for name, value in answer.items() if name in _WORDS]
