@@ -65,7 +65,7 @@ def parse():
     parser.add_argument("--in-memory", type=int, default=2000, help="messages whose memory is measured")
     parser.add_argument("--only", default="", help="contenders with this in their name")
     parser.add_argument("--json", type=Path, help="write the figures of all repeats")
-    parser.add_argument("--write", type=Path, help="write tables and plots into this page")
+    parser.add_argument("--write", type=Path, help="write the tables into this page")
     parser.add_argument("--again", type=Path, help="measure nothing: write the page from such a JSON file")
     arguments = parser.parse_args()
     if arguments.again and not arguments.write:

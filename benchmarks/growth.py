@@ -72,7 +72,7 @@ def parse():
     )
     parser.add_argument("subjects", nargs="*", help=f"of {'; '.join(SUBJECTS)}; all by default")
     parser.add_argument("--json", type=Path, help="write the figures")
-    parser.add_argument("--write", type=Path, help="write tables and plots into this page")
+    parser.add_argument("--write", type=Path, help="write the tables into this page")
     parser.add_argument("--again", type=Path, help="measure nothing: write the page from such a JSON file")
     arguments = parser.parse_args()
     if unknown := set(arguments.subjects) - set(SUBJECTS):

@@ -388,7 +388,6 @@ class Subject:
     """What is measured.
 
     Attributes:
-        group: the section of the page.
         title: what it is about, in the page.
         of: what the size is the number of.
         unit: that whose cost the figures are.
@@ -399,7 +398,6 @@ class Subject:
         most_requests: a bound that makes faster growth before it right; times that power of the size.
     """
 
-    group: str
     title: str
     of: str
     unit: str
@@ -429,7 +427,6 @@ MESSAGE = "message"
 
 SUBJECTS = {
     "backlog": Subject(
-        "messages",
         "A message, by the backlog behind it",
         "backlog",
         MESSAGE,
@@ -438,20 +435,17 @@ SUBJECTS = {
         MESSAGES,
     ),
     "after": Subject(
-        "messages", "A message, by how many came before it", "before it", MESSAGE, after, MANY[1:], MESSAGES
+        "A message, by how many came before it", "before it", MESSAGE, after, MANY[1:], MESSAGES
     ),
     "published": Subject(
-        "messages", "A message that is published in one block", "in the block", MESSAGE, published, MANY[1:]
+        "A message that is published in one block", "in the block", MESSAGE, published, MANY[1:]
     ),
-    "idle": Subject(
-        "idle", "An idle minute, by those before it", "minutes before", "minute", idle, MINUTES, 1
-    ),
-    "idle hours": Subject("idle", "An idle hour, of a day", "hours", "hour", idle_hours, HOURS),
+    "idle": Subject("An idle minute, by those before it", "minutes before", "minute", idle, MINUTES, 1),
+    "idle hours": Subject("An idle hour, of a day", "hours", "hour", idle_hours, HOURS),
     "groups": Subject(
-        "fifo", "A message of a FIFO queue, by its groups", "groups", MESSAGE, groups, GROUPS, MESSAGES
+        "A message of a FIFO queue, by its groups", "groups", MESSAGE, groups, GROUPS, MESSAGES
     ),
     "published in groups": Subject(
-        "fifo",
         "A message that is published in one block to a FIFO queue, by the groups of the block",
         "groups",
         MESSAGE,
@@ -459,11 +453,8 @@ SUBJECTS = {
         GROUPS[::2],
         IN_GROUPS,
     ),
-    "queues": Subject(
-        "queues", "A message, by the worker's queues", "queues", MESSAGE, queues, QUEUES, MESSAGES, 1
-    ),
+    "queues": Subject("A message, by the worker's queues", "queues", MESSAGE, queues, QUEUES, MESSAGES, 1),
     "queues in order": Subject(
-        "queues",
         "A message, by the worker's queues, with `queue_order`",
         "queues",
         MESSAGE,
@@ -473,7 +464,6 @@ SUBJECTS = {
         1,
     ),
     "idle queues": Subject(
-        "queues",
         "An idle minute, by the worker's queues",
         "queues",
         "minute",
@@ -484,7 +474,6 @@ SUBJECTS = {
         60 // IDLE_QUEUE_PERIOD_SECONDS,  # where they are more than may be polled at once, they take turns
     ),
     "idle queues in order": Subject(
-        "queues",
         "An idle minute, by the worker's queues, with `queue_order`",
         "queues",
         "minute",
@@ -494,29 +483,20 @@ SUBJECTS = {
         1,
     ),
     "held": Subject(
-        "held", "A message that runs: an extension, and a second's checks", "that run", MESSAGE, held, MANY
+        "A message that runs: an extension, and a second's checks", "that run", MESSAGE, held, MANY
     ),
-    "unextended": Subject(
-        "held", "A message that is held without a heartbeat", "held", MESSAGE, unextended, MANY
-    ),
-    "more time": Subject(
-        "held", "A run that asks for more time, as all do", "runs", "request", more_time, MANY
-    ),
-    "given back": Subject(
-        "held", "A message that is given back at the end", "held", MESSAGE, given_back, MANY
-    ),
-    "retries": Subject(
-        "held", "A retry: hidden, received again, deleted", "hidden", "retry", retries, MANY[1:]
-    ),
+    "unextended": Subject("A message that is held without a heartbeat", "held", MESSAGE, unextended, MANY),
+    "more time": Subject("A run that asks for more time, as all do", "runs", "request", more_time, MANY),
+    "given back": Subject("A message that is given back at the end", "held", MESSAGE, given_back, MANY),
+    "retries": Subject("A retry: hidden, received again, deleted", "hidden", "retry", retries, MANY[1:]),
     "removals": Subject(
-        "held", "A payload that is removed from S3, as all are", "payloads", "payload", removals, MANY
+        "A payload that is removed from S3, as all are", "payloads", "payload", removals, MANY
     ),
-    "keys": Subject("keys", "A run that takes a key and finishes it", "runs", "run", keys.taken, MANY[1:]),
+    "keys": Subject("A run that takes a key and finishes it", "runs", "run", keys.taken, MANY[1:]),
     "keys renewed": Subject(
-        "keys", "A key that is renewed, as all are", "runs with a key", "key", keys.renewed, MANY
+        "A key that is renewed, as all are", "runs with a key", "key", keys.renewed, MANY
     ),
     "monitors": Subject(
-        "monitors",
         "An event of a worker, by the monitors that listen",
         "monitors",
         "event",
@@ -526,13 +506,12 @@ SUBJECTS = {
         1,
     ),
     "command to all": Subject(
-        "control", "A command to all workers, a worker", "workers", "worker", control.command_all, FEW
+        "A command to all workers, a worker", "workers", "worker", control.command_all, FEW
     ),
     "command to one": Subject(
-        "control", "A command to one of the workers", "workers", "command", control.command_one, FEW, 1, 1
+        "A command to one of the workers", "workers", "command", control.command_one, FEW, 1, 1
     ),
     "command to the gone": Subject(
-        "control",
         "A command to workers that are gone, a worker",
         "workers",
         "worker",
@@ -540,7 +519,7 @@ SUBJECTS = {
         FEW,
     ),
     "hour of a worker": Subject(
-        "control", "An hour of one of the workers", "workers", "hour", control.hour_of_a_worker, FEW, 1, 1
+        "An hour of one of the workers", "workers", "hour", control.hour_of_a_worker, FEW, 1, 1
     ),
-    "sweep": Subject("control", "A queue that a sweep deletes", "stale queues", "queue", control.sweep, FEW),
+    "sweep": Subject("A queue that a sweep deletes", "stale queues", "queue", control.sweep, FEW),
 }

@@ -1,4 +1,4 @@
-"""The page docs/benchmarks.md: for each measurement table and plots, and the run they are of."""
+"""The page docs/benchmarks.md: the run, and for each measurement a table; two have a plot."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ BEGIN, END = "<!-- make {}: {} -->", "<!-- end of {} -->"
 PACKAGES = ("celery", "kombu", "boto3", "botocore", "redis", "pycurl")
 PLOTS = {  # file: measurement, figure, title
     "consume-rate": ("consume", "tasks/s", "Tasks consumed a second"),
-    "consume-requests": ("consume", "requests/task", "Requests for each task consumed"),
-    "consume-cpu": ("consume", "main CPU ms/task", "CPU of the worker's main process, ms for each task"),
     "publish-rate": ("publish", "tasks/s", "Tasks published a second"),
-    "idle": ("idle", "requests/minute", "Requests a minute of an idle worker"),
-    "retries": ("retries", "p99 ms late", "99 of 100 retries start within, ms after their delay"),
+}
+#: The figures that the page shows, where these are not all.
+SHOWN = {
+    "consume": ("tasks/s", "requests/task", "main CPU ms/task"),
+    "heartbeat": ("entries/batch", "requests/s", "main CPU percent of a core", "expired"),
 }
 
 
@@ -50,7 +51,7 @@ def sentence(run):
         f"Run of {run['date']}, commit `{run['commit']}`: {run['cores']} cores for worker, proxy and "
         f"emulator ({run['emulator']}) together, Python {run['python']}, {versions}; "
         f"{asked['tasks']:,} tasks, "
-        f"{asked['repeats']} repeats, median (least to most). The load before it was {run['load'][0]}."
+        f"medians of {asked['repeats']} repeats. The load before it was {run['load'][0]}."
     )
 
 
@@ -58,9 +59,9 @@ def write(path, run, results):
     """Put what was measured between its markers, and plots into the folder of the page's name."""
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
-    page = path.read_text()
+    page = replaced(path.read_text(), "run", sentence(run))
     for name, rows in by_measurement(results).items():
-        parts = [sentence(run), table(rows)]
+        parts = [table(rows, SHOWN.get(name, ()))]
         for file, (measurement, figure, title) in PLOTS.items():
             if measurement == name:
                 (folder / f"{file}.svg").write_text(bars(rows, figure, title))

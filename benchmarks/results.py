@@ -53,30 +53,13 @@ def short(value):
     return f"{value:.3g}"
 
 
-def cell(values):
-    """The median, and the least and the most where they differ."""
-    middle, least, most = (short(pick(values)) for pick in (statistics.median, min, max))
-    return middle if least == most else f"{middle} ({least} to {most})"
-
-
-def load(result):
-    return "-" if result.load is None else str(result.load)
-
-
-def table(results):
-    """A Markdown table of the results of one measurement."""
-    figures = list(dict.fromkeys(name for result in results for name in result.figures))
-    head = ["case", "contender", *figures, "load"]
-    rows = [
-        [
-            r.case,
-            r.contender,
-            *(cell(r.figures[name]) if name in r.figures else "-" for name in figures),
-            load(r),
-        ]
-        for r in results
-    ]
-    lines = [head, ["---", "---", *["---:"] * (len(figures) + 1)], *rows]
+def table(results, figures=()):
+    """A Markdown table of the medians of one measurement: of those figures, or of all."""
+    figures = figures or list(dict.fromkeys(name for result in results for name in result.figures))
+    lines = [["case", "contender", *figures], ["---", "---", *["---:"] * len(figures)]]
+    for result in results:
+        medians = [short(result.median(name)) if name in result.figures else "-" for name in figures]
+        lines.append([result.case, result.contender, *medians])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -16,31 +16,41 @@ def asking(action, parameters):
     return Request("POST", "/", headers, json.dumps(parameters).encode())
 
 
-def test_a_cell_tells_the_median_and_the_spread(benchmark_module):
+def test_a_table_has_medians_and_the_json_all_repeats(benchmark_module):
     results = benchmark_module("results")
     result = results.Result("consume", "10 ms", "ours", load=0.5)
     for rate in (501.2, 480, 1530):
         result.add(tasks_per_s=rate, requests_per_task=0.22)
-    assert results.table([result]).splitlines()[-1] == "| 10 ms | ours | 501 (480 to 1,530) | 0.22 | 0.5 |"
+    assert results.table([result]).splitlines()[-1] == "| 10 ms | ours | 501 | 0.22 |"
+    assert (
+        results.table([result], ["requests/task", "load"]).splitlines()[-1] == "| 10 ms | ours | 0.22 | - |"
+    )
+    assert result.as_plain()["runs"]["tasks/s"] == [501.2, 480, 1530]
     assert result.as_plain()["medians"] == {"tasks/s": 501.2, "requests/task": 0.22}
 
 
 def test_a_page_gets_the_run_between_its_markers_and_its_plots(benchmark_module, tmp_path):
     results, report = benchmark_module("results"), benchmark_module("report")
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- make bench: idle -->\nan old run\n<!-- end of idle -->\nafter\n")
-    idle = results.Result("idle", "60 s", "<ours>", load=0.5)
-    idle.add(requests_per_minute=3)
+    names = ("run", "publish")
+    page.write_text(
+        "before\n"
+        + "".join(f"<!-- make bench: {name} -->\nan old run\n<!-- end of {name} -->\n" for name in names)
+        + "after\n"
+    )
+    publish = results.Result("publish", "60 s", "<ours>", load=0.5)
+    publish.add(tasks_per_s=3)
     run = {"date": "today", "commit": "c0ffee", "cores": 2, "python": "3.11", "emulator": "ministack"}
     run |= {"load": [0.1], "versions": {"celery": "5.7"}, "arguments": {"tasks": 9, "repeats": 1}}
-    report.write(page, run, [idle])
+    report.write(page, run, [publish])
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "an old run" not in text
-    assert "| 60 s | <ours> | 3 | 0.5 |" in text
-    assert "(page/idle.svg)" in text
-    assert "&lt;ours&gt;" in (tmp_path / "page" / "idle.svg").read_text()
+    assert "Run of today, commit `c0ffee`" in text
+    assert "| 60 s | <ours> | 3 |" in text
+    assert "(page/publish-rate.svg)" in text
+    assert "&lt;ours&gt;" in (tmp_path / "page" / "publish-rate.svg").read_text()
 
 
 def test_a_meter_counts_requests_from_the_first_message_to_the_last_deletion(benchmark_module):

@@ -58,7 +58,12 @@ def test_what_is_neither_done_nor_in_a_queue_is_lost(tell):
 
 def test_rows_that_differ_in_parameters_are_one_and_faults_without_harm_are_only_named():
     text = shown(
-        [Row("a", "done", 1, 1.0), Row("a", "done", 1, 2.0), Row("a", "else", 0, None), Row("b", "done", 0, None)]
+        [
+            Row("a", "done", 1, 1.0),
+            Row("a", "done", 1, 2.0),
+            Row("a", "else", 0, None),
+            Row("b", "done", 0, None),
+        ]
     )
     assert text.splitlines()[2:] == [
         "| a | done | 2 | 2.0 |",
