@@ -31,7 +31,7 @@ SAMPLE = {
         "visibility",
         "options",
         "architecture",
-        "reference-commands",
+        "command-line",
         "search",
         "genindex",
     )

@@ -8,11 +8,8 @@ import re
 import textwrap
 from pathlib import Path
 
-import click
-
 import celery_sqs_visibility
 from celery_sqs_visibility import VisibilityTask, errors, events
-from celery_sqs_visibility.operate.commands import sqs
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.policy import options
 
@@ -69,14 +66,6 @@ Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFact
 |---|---|
 {facts}"""
 
-COMMANDS = """\
-# Commands
-
-What `--help` says of each command. [Command line](command-line.md) has examples, and what each column
-means; [permissions](permissions.md#permissions-for-commands) lists what each command may need.
-
-{commands}"""
-
 
 def pages():
     """Each page of the reference, and its text."""
@@ -86,7 +75,6 @@ def pages():
         DOCS / "reference-tasks.md": TASKS.format(table=settings()),
         DOCS / "reference-exceptions.md": EXCEPTIONS.format(table=exceptions(), attributes=attributes()),
         DOCS / "reference-events.md": EVENTS.format(table=kinds_of_events(), facts=facts()),
-        DOCS / "reference-commands.md": COMMANDS.format(commands="\n".join(commands(sqs))),
         metrics: TABLE.sub(lambda _: names.table(), metrics.read_text()),
     }
 
@@ -168,24 +156,6 @@ def kinds_of_events():
 def facts():
     _, entries = paragraphs(events.DeliveryFacts.__doc__)
     return "".join(row(f"`{name}`", about) for name, about in entries.items())
-
-
-def commands(command, context=None):
-    """A section for each command that does something, with its usage, its help and its options."""
-    name = context and command.name
-    context = click.Context(
-        command, parent=context, info_name=name or "celery -A proj sqs", terminal_width=100
-    )
-    if isinstance(command, click.Group):
-        for each in command.list_commands(context):
-            yield from commands(command.get_command(context, each), context)
-        return
-    path = context.command_path.removeprefix("celery -A proj sqs ")
-    usage = command.get_usage(context).removeprefix("Usage: ")
-    told = [param.get_help_record(context) for param in command.params if isinstance(param, click.Option)]
-    rows = "".join(row(f"`{option}`", about.replace("  [", " [")) for option, about in filter(None, told))
-    help_text = inspect.cleandoc(command.help)
-    yield f"## {path}\n\n```text\n{usage}\n```\n\n{help_text}\n\n| option | meaning |\n|---|---|\n{rows}"
 
 
 def main():

@@ -29,7 +29,6 @@ REFERENCE = {
         "metrics.md",
         "options.md",
         "permissions.md",
-        "reference-commands.md",
         "reference-events.md",
         "reference-exceptions.md",
         "reference-tasks.md",
