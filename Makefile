@@ -238,12 +238,12 @@ $(LOCALSTACK): Makefile
 	@mkdir -p $(MATRIX)
 	$(call install,$(@D),'localstack-core[base-runtime]==4.8.1' moto-ext==5.1.54 cbor2==5.6.5 cryptography==43.0.3 Jinja2 pyopenssl==24.2.1 responses service-identity==24.2.0)
 
-# axe's script comes in a package for another browser driver, which is left out.
+# axe's script comes in a package for another browser driver, which is left out; Sphinx is there.
 $(SPHINX): pyproject.toml constraints.txt Makefile
 	@mkdir -p $(MATRIX)
 	@grep -v '^docutils==' constraints.txt >$(MATRIX)/constraints-docs.txt
 	$(call install,$(@D),-c $(MATRIX)/constraints-docs.txt --group docs)
-	$(call install,$(@D),--no-deps axe-playwright-python==0.1.8)
+	$(call install,$(@D),--no-deps axe-playwright-python==0.1.8 sphinx-copybutton==0.5.2)
 
 $(PEERS): Makefile
 	$(call install,benchmarks/.peers,dramatiq==2.2.1 dramatiq-sqs==0.4.4 taskiq==0.13.0 taskiq-aio-sqs==2.1.1)
