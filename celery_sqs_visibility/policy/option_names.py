@@ -45,7 +45,6 @@ _PROFILE = "set AWS_PROFILE in the environment"
 
 #: Remedies for options of kombu's SQS transport that we do not support, and for boto3's arguments.
 REMEDIES: Final = {
-    "queue_order_strategy": "it is of kombu's Redis transport; use queue_order",
     **dict.fromkeys(
         ("backoff_policy", "backoff_tasks"),
         "it belongs to a queue of predefined_queues; for all queues and tasks there is "
@@ -72,70 +71,23 @@ REMEDIES: Final = {
     ),
 }
 
-_REDIS = "it is of kombu's Redis transport"
-_AMQP = "it is of kombu's AMQP transport"
-_SENTINEL = "it is of Redis Sentinel: remove it"
-_NO_CONNECTION = "remove it: SQS is asked by HTTP requests, and there is no connection to keep"
+#: Options of kombu's Redis and AMQP transports.
+OTHER_TRANSPORTS: Final = frozenset(
+    """
+    ack_emulation authentication channel_max client_name credential_provider db fanout_patterns fanout_prefix
+    frame_handler frame_max frame_writer global_keyprefix health_check_interval heartbeat insist locale
+    login_method login_response master_name max_connections min_other_sentinels on_blocked on_open on_tune_ok
+    on_unblocked password priority_steps queue_order_strategy reauth_check_interval retry retry_on_error
+    retry_on_timeout sentinel_fanout_compat sentinel_kwargs sep socket_connect_timeout socket_keepalive
+    socket_keepalive_options socket_settings socket_timeout ssl unacked_index_key unacked_key
+    unacked_mutex_expire unacked_mutex_key unacked_restore_interval unacked_restore_limit
+    unacked_restore_throttle userid username virtual_host write_timeout
+    """.split()  # noqa: SIM905 - a line for each would be long
+)
 
-#: Remedies for options of kombu's Redis and AMQP transports, as in a project that comes from there.
-OTHER_TRANSPORTS: Final = {
-    "global_keyprefix": f"{_REDIS}; queue_name_prefix is put before the names of queues",
-    **dict.fromkeys(
-        ("ack_emulation", "unacked_key", "unacked_index_key", "unacked_mutex_key", "unacked_mutex_expire"),
-        f"{_REDIS}: remove it, since SQS itself keeps what is not acknowledged",
-    ),
-    **dict.fromkeys(
-        ("unacked_restore_interval", "unacked_restore_limit", "unacked_restore_throttle"),
-        f"{_REDIS}: remove it, since SQS itself shows a message again after visibility_timeout",
-    ),
-    **dict.fromkeys(
-        ("fanout_patterns", "fanout_prefix"),
-        f"{_REDIS}: remove it; supports_fanout is for fanout exchanges, and there are no topic exchanges",
-    ),
-    "priority_steps": f"{_REDIS}, and SQS has no priorities: make a queue for each, and use queue_order",
-    "sep": f"{_REDIS}: remove it",
-    **dict.fromkeys(
-        ("socket_connect_timeout", "socket_timeout"),
-        f"{_REDIS}; put connect_timeout or read_timeout into client-config",
-    ),
-    **dict.fromkeys(
-        ("socket_keepalive", "socket_keepalive_options"),
-        f"{_REDIS}; put tcp_keepalive into client-config, if you need it",
-    ),
-    **dict.fromkeys(
-        ("retry", "retry_on_error", "retry_on_timeout"),
-        f"{_REDIS}: remove it, since requests are repeated; client-config takes retries for publications",
-    ),
-    "max_connections": f"{_REDIS}; put max_pool_connections into client-config",
-    "client_name": f"{_REDIS}; put user_agent_extra into client-config",
-    **dict.fromkeys(("health_check_interval", "reauth_check_interval"), f"{_REDIS}; {_NO_CONNECTION}"),
-    **dict.fromkeys(
-        ("master_name", "min_other_sentinels", "sentinel_fanout_compat", "sentinel_kwargs"), _SENTINEL
-    ),
-    **dict.fromkeys(("credential_provider", "password", "userid", "username"), _CREDENTIALS),
-    "ssl": "use is_secure, for an endpoint that broker_url names",
-    **dict.fromkeys(("db", "virtual_host"), "remove it: SQS has none; use queue_name_prefix"),
-    "write_timeout": f"{_AMQP}; put read_timeout into client-config",
-    "heartbeat": f"{_AMQP}; {_NO_CONNECTION}. Messages are extended by heartbeat_interval",
-    **dict.fromkeys(
-        ("authentication", "insist", "locale", "login_method", "login_response"),
-        f"{_AMQP}: remove it; credentials are found as in any boto3 program",
-    ),
-    **dict.fromkeys(
-        (
-            "channel_max",
-            "frame_handler",
-            "frame_max",
-            "frame_writer",
-            "on_blocked",
-            "on_open",
-            "on_tune_ok",
-            "on_unblocked",
-            "socket_settings",
-        ),
-        f"{_AMQP}; {_NO_CONNECTION}",
-    ),
-}
+OF_ANOTHER_TRANSPORT: Final = (
+    "it belongs to kombu's Redis or AMQP transport: docs/coming-from-redis-and-rabbitmq.md says what to do"
+)
 
 #: The least likeness of a misspelt name. RedrivePolicy and RedriveAllowPolicy are less alike.
 MISSPELT: Final = 0.85

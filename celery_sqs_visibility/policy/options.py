@@ -20,6 +20,7 @@ from celery_sqs_visibility.policy.exclusive import (
     store_address,
 )
 from celery_sqs_visibility.policy.option_names import (
+    OF_ANOTHER_TRANSPORT,
     OTHER_PEOPLES_OPTIONS,
     OTHER_TRANSPORTS,
     REMEDIES,
@@ -710,7 +711,7 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
-    if remedy := REMEDIES.get(name) or OTHER_TRANSPORTS.get(name):
+    if remedy := REMEDIES.get(name) or (OF_ANOTHER_TRANSPORT if name in OTHER_TRANSPORTS else ""):
         return OptionError(f"there is no transport option {name!r}: {remedy}")
     return unknown(f"transport option {name!r}", name, sorted(declared))
 

@@ -22,13 +22,13 @@ def test_queues_settings_and_permissions_are_checked_and_nothing_is_changed(make
     site.send("quick", "a")
     before = contents(site, site.url, dead)
     site.proxy.clear()
-    report = run_json({**site.config, "task_queue_max_priority": 9}, "doctor")
+    report = run_json({**site.config, "worker_send_task_events": True}, "doctor")
     things = found(report)
     assert not report["well"]
     assert things[0] == ("error", f"queue '{site.queue}'")
     assert "of its 4 attempts never run" in report["findings"][0]["consequence"]
     assert ("warning", f"dead-letter queue '{site.queue}-dead'") in things
-    assert ("warning", "setting task_queue_max_priority") in things
+    assert ("note", "setting worker_send_task_events") in things
     assert things[-1] == ("note", "permissions")
     assert report["rights"][site.queue]["sqs:DeleteMessage"] == "allowed"
     assert contents(site, site.url, dead) == before

@@ -27,7 +27,6 @@ CHECKS = (
     run_checks.check_shutdown,
     run_checks.check_clock,
     setting_checks.check_priorities,
-    setting_checks.check_settings,
     setting_checks.check_remote_control,
     setting_checks.check_polls,
     queue_checks.check_queue_delays,

@@ -12,7 +12,6 @@ from celery import Celery
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.doctor.checks import findings_of
 from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, TaskFacts, listed
-from celery_sqs_visibility.operate.doctor.setting_checks import KEEP, is_needed_by_stock_tasks
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import CommandError, errors_as_sentences
 from celery_sqs_visibility.policy.options import Options
@@ -68,8 +67,6 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
 
 def _after_the_switch(finding: Finding, command: str) -> Finding:
     """The finding; our commands refuse an app on kombu's transport, and the transport is switched first."""
-    if is_needed_by_stock_tasks(finding.thing):
-        return replace(finding, remedy=KEEP)
     if command not in finding.remedy:
         return finding
     return replace(finding, remedy=f"after the switch: {finding.remedy}")

@@ -1,9 +1,8 @@
-"""Checks of settings, options and permissions: missing ones, useless ones, and those that cost money."""
+"""Checks of options and permissions: missing ones, contradictions, and options that cost money."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
 
 from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Permission, Severity, and_more, listed
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
@@ -17,134 +16,6 @@ from celery_sqs_visibility.operate.permission_table import (
     SEND,
 )
 from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
-
-
-class SettingRule(NamedTuple):
-    """A setting of Celery's, and its effect here.
-
-    Attributes:
-        applies: whether the rule is about the value that the user gave.
-        harms: whether it does harm, or promises something that is not kept; otherwise it has no effect.
-        follows: the setting's effect here, as a sentence.
-        remedy: the text to write in its place.
-        kept_for: its effect on tasks that are no `VisibilityTask`, which need it, as a sentence.
-    """
-
-    name: str
-    applies: Callable[[Any], bool]
-    harms: bool
-    follows: str
-    remedy: str
-    kept_for: str = ""
-
-
-def _set(_value: Any) -> bool:
-    return True
-
-
-def _true(value: Any) -> bool:
-    return bool(value)
-
-
-def _false(value: Any) -> bool:
-    return value is False
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value == 0
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
-
-
-def _rpc(value: Any) -> bool:
-    return str(value).startswith("rpc")
-
-
-def _quorum(value: Any) -> bool:
-    return bool(value == "quorum")
-
-
-_REMOVE: Final = "remove it"
-
-KEEP: Final = "leave it until all tasks are VisibilityTasks and no worker of kombu's transport is left"
-
-SETTING_RULES: Final = (
-    SettingRule(
-        "result_backend",
-        _rpc,
-        True,
-        "It makes a queue for each thread that publishes, which stays if its client is killed.",
-        "take another result backend, such as Redis or a database",
-    ),
-    SettingRule(
-        "worker_prefetch_multiplier",
-        _zero,
-        True,
-        "A worker takes as many messages as there are, and holds those that other workers could run.",
-        "worker_prefetch_multiplier = 4, Celery's default: here it is an upper bound",
-    ),
-    SettingRule(
-        "task_queue_max_priority",
-        _set,
-        True,
-        "SQS has no priorities: an urgent message waits behind all others.",
-        "a queue for each priority, and the option queue_order='strict'",
-    ),
-    SettingRule(
-        "task_default_priority",
-        _positive,
-        True,
-        "SQS has no priorities: an urgent message waits behind all others.",
-        "a queue for each priority, and the option queue_order='strict'",
-    ),
-    SettingRule(
-        "task_inherit_parent_priority", _true, False, "SQS has no priorities, so it does nothing.", _REMOVE
-    ),
-    SettingRule(
-        "task_acks_on_failure_or_timeout",
-        _false,
-        False,
-        "It does nothing on a VisibilityTask, whose failed message comes back in any case.",
-        _REMOVE,
-        "By it the failed message of such a task comes back; without it the message is deleted.",
-    ),
-    SettingRule(
-        "task_reject_on_worker_lost",
-        _true,
-        False,
-        "It does nothing on a VisibilityTask: a lost process is a failure, and counts as an attempt.",
-        _REMOVE,
-        "By it the message of such a task comes back when its process is killed; without it it is deleted.",
-    ),
-    SettingRule(
-        "task_default_queue_type", _quorum, False, "SQS has no quorum queues, so it does nothing.", _REMOVE
-    ),
-    SettingRule(
-        "task_default_delivery_mode", _set, False, "SQS keeps every message, so it does nothing.", _REMOVE
-    ),
-    SettingRule("worker_disable_prefetch", _true, False, "It is for Redis, and does nothing.", _REMOVE),
-    SettingRule(
-        "broker_heartbeat", _set, False, "There is no connection to keep alive, so it does nothing.", _REMOVE
-    ),
-    SettingRule(
-        "broker_heartbeat_checkrate",
-        _set,
-        False,
-        "There is no connection to keep alive, so it does nothing.",
-        _REMOVE,
-    ),
-    SettingRule("broker_failover_strategy", _set, False, "SQS is one endpoint, so it does nothing.", _REMOVE),
-    SettingRule(
-        "broker_use_ssl",
-        _true,
-        False,
-        "Requests to Amazon use TLS in any case, and it does nothing.",
-        "the option is_secure, for an endpoint that broker_url names",
-    ),
-    SettingRule("broker_login_method", _set, False, "It is of AMQP, and does nothing.", _REMOVE),
-)
 
 #: Polls of an empty queue at `wait_time_seconds=0` are a second apart, or `polling_interval`.
 SECONDS_A_DAY = 86_400
@@ -284,20 +155,6 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def check_settings(facts: Facts) -> Iterator[Finding]:
-    """Settings of Celery's that do nothing here, or harm; and those that some tasks need."""
-    stock = [task.name for task in facts.tasks if not task.comes_back]
-    for rule in rules_that_apply(facts.settings):
-        if rule.kept_for and not facts.tasks:
-            continue  # nobody knows what tasks there will be
-        problem, follows, remedy = f"it is {_shown(rule.name, facts)}", rule.follows, rule.remedy
-        if rule.kept_for and stock:
-            problem += f", and no VisibilityTask is {and_more(stock, 'task')}"
-            follows, remedy = rule.kept_for, KEEP
-        severity = Severity.WARNING if rule.harms else Severity.NOTE
-        yield Finding(severity, f"setting {rule.name}", problem, follows, remedy)
-
-
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
     """Remote control that settings want and the option leaves off, or the reverse, or without permission."""
     for name, consequence in WITHOUT_CONTROL.items():
@@ -326,25 +183,3 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
                 "`celery inspect` finds no workers (status 77), and queues of killed workers stay.",
                 f"{facts.command} permissions worker (or operator) prints the policy to give them",
             )
-
-
-def _shown(name: str, facts: Facts) -> str:
-    """The value, without what a URL may have of secrets."""
-    value = facts.settings[name]
-    return (
-        repr(value.partition("://")[0] + "://") if isinstance(value, str) and "://" in value else repr(value)
-    )
-
-
-def is_needed_by_stock_tasks(thing: str) -> bool:
-    """Whether a finding is about a setting that has an effect on other tasks than a `VisibilityTask`."""
-    return any(thing == f"setting {rule.name}" for rule in SETTING_RULES if rule.kept_for)
-
-
-def rules_that_apply(settings: Mapping[str, Any]) -> list[SettingRule]:
-    """The rules that the settings, without Celery's defaults, call for."""
-    return [
-        rule
-        for rule in SETTING_RULES
-        if settings.get(rule.name) is not None and rule.applies(settings[rule.name])
-    ]

@@ -321,12 +321,6 @@ FOUND = [
     (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
     (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
     (
-        setting_checks.check_settings,
-        WARNING,
-        facts(settings={"result_backend": "rpc://u:secret@host"}),
-        "it is 'rpc://'",
-    ),
-    (
         setting_checks.check_remote_control,
         NOTE,
         facts(settings={"worker_enable_remote_control": True}),
@@ -344,7 +338,6 @@ FOUND = [
         facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": Permission.DENIED}),
         "sqs:ListQueues is not allowed",
     ),
-    (setting_checks.check_settings, NOTE, facts(settings={"broker_heartbeat": 10}), "it is 10"),
 ]
 
 
@@ -408,7 +401,9 @@ def test_tasks_that_repeat_exceptions_are_listed_by_name():
 
 
 def test_the_worst_comes_first():
-    found = findings_of(facts(queue(0), settings={"broker_heartbeat": 1}, machine=Machine(clock_offset=9)))
+    found = findings_of(
+        facts(queue(0), settings={"worker_send_task_events": True}, machine=Machine(clock_offset=9))
+    )
     assert [finding.severity for finding in found] == [ERROR, WARNING, NOTE]
 
 
