@@ -116,7 +116,7 @@ class PendingBatch:
         self.size = 1 if kind is DeadLetter else BATCH_ENTRIES
         self.in_order = kind is DeadLetter and queue.fifo
         self.in_flight = False
-        self.not_before = 0.0
+        self.not_before = -math.inf
         self._window = window
         # Nobody waits for a delete, except for the message's group in a FIFO queue.
         can_linger = kind is Delete and not queue.fifo
@@ -170,9 +170,9 @@ class SettlementBatches:
     def add(self, one: PendingSettlement, new: int = 1) -> None:
         """Carry out the settlement, soon; it is not `new` where it is tried again."""
         key = queue, kind = one.delivery.queue, type(one.settlement)
-        pending = self._batches.get(key) or self._batches.setdefault(
-            key, PendingBatch(queue, kind, self._window)
-        )
+        pending = self._batches.get(key)
+        if pending is None:
+            pending = self._batches[key] = PendingBatch(queue, kind, self._window)
         pending.settlements.append(one)
         self.unfinished += new  # not before: memory may lack, and what is not there is never finished
         # The first settlement sets the time, and a full batch goes at once.
@@ -184,13 +184,10 @@ class SettlementBatches:
 
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
-        if not self.unfinished:
-            return None
-        due = self._retries[0][0] if self._retries else math.inf
-        for pending in self._waiting:
-            if not pending.in_flight:
-                due = min(due, pending.due(now, flushing=self.flushing > 0))
-        return None if due == math.inf else due
+        flushing = self.flushing > 0
+        instants = [not_before for not_before, _, _ in self._retries[:1]]
+        instants += [pending.due(now, flushing=flushing) for pending in self._sendable()]
+        return min(instants, default=None)
 
     def ready(self) -> int:
         """About how many batches `take` would return now, where one is due."""
@@ -198,8 +195,6 @@ class SettlementBatches:
 
     def take(self, now: float) -> SettlementBatch | None:
         """A full batch, or one that has lingered for long enough; `None` if nothing is due."""
-        if not self.unfinished:
-            return None
         while self._retries and self._retries[0][0] <= now:
             self.add(heapq.heappop(self._retries)[2], new=0)
         for pending in self._sendable():

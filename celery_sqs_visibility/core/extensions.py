@@ -126,11 +126,6 @@ def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> 
     return seconds if now + seconds > delivery.deadline else 0
 
 
-def is_extended_again(delivery: Delivery, options: QueueOptions, now: float) -> bool:
-    """Whether the heartbeat extends it before its deadline, though it does not now."""
-    return bool(options.heartbeat_interval) and delivery.deadline > now and not delivery.at_horizon
-
-
 def next_try(delivery: Delivery, now: float) -> float:
     """The monotonic instant at which an extension that failed just now is tried again."""
     pause = max((delivery.deadline - now) / RETRY_FRACTION, RETRY_FLOOR_SECONDS)

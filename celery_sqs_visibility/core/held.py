@@ -15,7 +15,6 @@ from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.extensions import (
     ExtensionSchedule,
     extension_seconds,
-    is_extended_again,
     next_try,
     seconds_apart,
 )
@@ -482,7 +481,8 @@ class Held:
             self._plan_next(delivery, AT_ONCE)
             return
         self._answer(delivery)
-        self._plan_next(delivery, None if is_extended_again(delivery, options, now) else delivery.deadline)
+        goes_on = options.heartbeat_interval and not delivery.at_horizon
+        self._plan_next(delivery, None if goes_on else delivery.deadline)
 
     @staticmethod
     def _is_forsaken(delivery: Delivery, now: float) -> bool:

@@ -184,7 +184,9 @@ class PendingMessages(Generic[Tag]):
         if size > MESSAGE_BYTES and not offloaded(queue, size):
             self.failures.append((tag, too_large(queue.name, size)))
             return False
-        batches = self._batches.get(queue) or self._batches.setdefault(queue, PendingBatches())
+        batches = self._batches.get(queue)
+        if batches is None:
+            batches = self._batches[queue] = PendingBatches()
         limit = 1 if offloaded(queue, size) else BATCH_ENTRIES
         pending = PendingMessage(queue, message, tag, size, now, limit)
         batches.add(pending)

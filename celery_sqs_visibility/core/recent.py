@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
-
-#: Keys whose time is over are dropped this often, at most.
-DROP_SECONDS: Final = 1.0
 
 
 class RecentKeys(Generic[K]):
@@ -25,7 +22,6 @@ class RecentKeys(Generic[K]):
         self._most = most
         self._seconds = seconds
         self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
-        self._drop_at = 0.0
 
     def __contains__(self, key: K) -> bool:
         return key in self._keys
@@ -38,14 +34,7 @@ class RecentKeys(Generic[K]):
         keys = self._keys
         new = key not in keys
         keys[key] = max(now + self._seconds, until)
-        if not new:
-            keys.move_to_end(key)
-        if now >= self._drop_at or len(keys) > self._most:
-            self._drop(now)
-        return new
-
-    def _drop(self, now: float) -> None:
-        self._drop_at = now + DROP_SECONDS
-        keys = self._keys
-        while keys and (len(keys) > self._most or next(iter(keys.values())) < now):
+        keys.move_to_end(key)
+        while len(keys) > self._most or next(iter(keys.values())) < now:
             keys.popitem(last=False)
+        return new

@@ -69,3 +69,8 @@ def test_what_was_lost_has_no_other_outcome(held):
 )
 def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, settlement, event, visible_at):
     assert return_of(held, settlement, NOW) == (event(held.facts), visible_at)
+
+
+def test_what_lapsed_before_it_was_settled_is_visible_since_then(held):
+    late = held.deadline + 1
+    assert return_of(held, Lapse(), late) == (Hidden(held.facts, 0.0), held.deadline)

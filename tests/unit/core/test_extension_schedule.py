@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import factories
 
-from celery_sqs_visibility.core.extensions import BUCKETS, ExtensionSchedule
+from celery_sqs_visibility.core.extensions import (
+    BUCKETS,
+    ExtensionSchedule,
+    extension_seconds,
+    seconds_apart,
+)
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
 INTERVAL = 40.0
@@ -75,7 +80,7 @@ def test_a_batch_is_filled_with_the_earliest_of_the_later_ones():
 
 def test_what_is_due_stays_until_the_batch_that_extends_it_is_taken():
     extensions, deliveries = filled([1001] * 25)
-    assert extensions.batches_due(1005) == 3
+    assert [extensions.batches_due(now) for now in (999, 1000)] == [0, 3]
     assert len(extensions.take_due(1005)) == BATCH_ENTRIES
     assert sum(one.bucket is not None for one in deliveries) == 15
     for one in deliveries:
@@ -103,3 +108,19 @@ def test_what_was_removed_is_not_taken_and_removing_twice_or_what_was_never_ther
 def test_the_next_due_is_the_earliest_bucket_of_all():
     extensions, _ = filled([1095, 1017, 1050])
     assert extensions.next_due() == math.floor(1017 / BUCKET_SECONDS) * BUCKET_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("interval", "left", "seconds"),
+    [(INTERVAL, 119.9, 120), (INTERVAL, 120, 0), (0, 0.5, 0), (INTERVAL, 0, 0)],
+    ids=["longer", "not longer", "without a heartbeat", "lapsed"],
+)
+def test_what_is_extended_is_hidden_for_longer_afterwards(interval, left, seconds):
+    one = factories.delivery(QUEUES[0], now=1000)
+    one.deadline = 1000 + left
+    assert extension_seconds(one, factories.every_queue(120, interval)("q"), 1000) == seconds
+
+
+@pytest.mark.parametrize(("interval", "apart"), [(40, 40), (95, 25), (0, 120)])
+def test_extensions_are_as_far_apart_as_the_heartbeat_leaves_them(interval, apart):
+    assert seconds_apart(factories.every_queue(120, interval)("q")) == apart

@@ -256,6 +256,15 @@ def test_what_was_just_extended_is_not_due_at_once(timeout, part, now):
     assert core.next_extension() > now
 
 
+def test_what_its_task_has_hidden_for_long_is_extended_again_before_that_ends(core, held):
+    held.deadline = NOW + 1000
+    assert core.beat(NOW + 80) == ([], [])
+    assert held.deadline - INTERVAL - INTERVAL / 4 <= core.next_extension() <= held.deadline - INTERVAL
+    held.deadline = held.horizon - HORIZON_MARGIN_SECONDS - 1
+    assert core.beat(NOW + 960) == ([], [])
+    assert core.next_extension() == held.deadline, "nothing extends it beyond the horizon"
+
+
 def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
     core = Core(interval=0)
     one = core.take_in()
