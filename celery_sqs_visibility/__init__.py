@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.json_logs import JSONFormatter, log_json
     from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
+    from celery_sqs_visibility.policy.typed_options import TaskSettings, TransportOptions
     from celery_sqs_visibility.publish import apublish, publish_batch
     from celery_sqs_visibility.serverless.handler import lambda_handler
     from celery_sqs_visibility.signals import horizon_near, message_lost
@@ -73,9 +74,11 @@ __all__ = [
     "StoreUnavailableError",
     "Superseded",
     "TLSError",
+    "TaskSettings",
     "ThrottledError",
     "TooLargeError",
     "Transport",
+    "TransportOptions",
     "UnavailableError",
     "UnreachableError",
     "Unreadable",
@@ -104,7 +107,9 @@ _HOMES = {
     "PublishFailure": "errors",
     "S3Object": "transport.aws_events",
     "SQSDelivery": "task.context",
+    "TaskSettings": "policy.typed_options",
     "Transport": "worker",
+    "TransportOptions": "policy.typed_options",
     "VisibilityTask": "task.base",
     "apublish": "publish",
     "horizon_near": "signals",

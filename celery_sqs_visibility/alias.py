@@ -10,6 +10,7 @@ A URL's scheme may have dashes but no underscores: kombu reads an empty scheme f
 """
 
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -38,3 +39,17 @@ with suppress(Exception):
     aliases.setdefault("celery_sqs_visibility", "celery_sqs_visibility:Transport")
     aliases.setdefault("celery-sqs-visibility", "celery_sqs_visibility:Transport")
     aliases.setdefault("", refuse_url_without_scheme)
+
+
+def check_options(**_: Any) -> list[Any]:
+    """Django's `manage.py check` calls this."""
+    from celery_sqs_visibility.task.django_checks import check_current_app  # noqa: PLC0415 - celery imports kombu
+
+    return check_current_app()
+
+
+if "django" in sys.modules:
+    with suppress(Exception):
+        from django.core.checks import register
+
+        register(check_options)

@@ -724,7 +724,8 @@ Celery's `broker_transport_options`, or kombu's `transport_options`. Most people
 {first}
 Durations are seconds. `None` and empty text mean the default. A misspelt option, a value out of bounds or a
 contradiction is refused when the first connection is made: the error names the option, the value, the bound
-and the nearest valid name. `celery worker` and `celery beat` then end with status 1.
+and the nearest valid name. `celery worker` and `celery beat` then end with status 1. Type checkers find a
+misspelt one in `options: TransportOptions = {{...}}`, with `from celery_sqs_visibility import TransportOptions`.
 
 ## All other options
 

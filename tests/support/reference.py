@@ -25,7 +25,8 @@ TASKS = """\
 # Settings of a task
 
 Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a
-wrong value is refused when the task gets its app, with a sentence that names the task.
+wrong value is refused when the task gets its app, with a sentence that names the task; type checkers find it
+in `@app.task(**TaskSettings(error_visibility_timeout=60))`, with `TaskSettings` of this package.
 [Retries](retries.md), [long tasks](long-tasks.md), [exclusive tasks](exclusive-tasks.md) and [AWS
 events](aws-events.md) show their use.
 

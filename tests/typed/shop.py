@@ -15,6 +15,8 @@ from celery_sqs_visibility import (
     PublishError,
     PublishFailure,
     SQSDelivery,
+    TaskSettings,
+    TransportOptions,
     VisibilityTask,
     message_lost,
     publish_batch,
@@ -26,6 +28,28 @@ R = TypeVar("R")
 
 logger = logging.getLogger(__name__)
 app = Celery("shop", task_cls=VisibilityTask, set_as_current=False)
+
+
+options: TransportOptions = {
+    "visibility_timeout": 60,
+    "error_visibility_timeout": [10, 60],
+    "client-config": {"tcp_keepalive": True},
+    "queues": {"mail": {"max_running": 2}},
+}
+app.conf.broker_transport_options = options
+
+
+def mistaken_options() -> list[TransportOptions]:
+    return [
+        {"visibility_timeut": 30},  # type: ignore[typeddict-unknown-key]
+        {"visibility_timeout": "soon"},  # type: ignore[typeddict-item]
+        {"queues": {"mail": {"weihgt": 2}}},  # type: ignore[typeddict-unknown-key]
+    ]
+
+
+def mistaken_task() -> None:
+    @app.task(**TaskSettings(error_visibility_timout=30))  # type: ignore[typeddict-unknown-key]
+    def task() -> None: ...
 
 
 class ShopTask(VisibilityTask[P, R]):
@@ -65,7 +89,7 @@ def count(bucket: str) -> int:
     return len(bucket)
 
 
-@app.task(base=ShopTask, bind=True, error_visibility_timeout=30, max_retries=5)
+@app.task(base=ShopTask, bind=True, max_retries=5, **TaskSettings(error_visibility_timeout=30))
 def import_object(self: VisibilityTask[..., int], bucket: str, key: int) -> int:
     remember(self.request.sqs)
     if self.visibility.stopping or self.visibility.lost:

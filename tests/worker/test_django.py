@@ -22,6 +22,13 @@ PeriodicTask.objects.create(name="open", task="shop.orders.tasks.count_open_orde
 """
 
 
+WRONG = """
+from shop.settings import *
+
+CELERY_BROKER_TRANSPORT_OPTIONS = {"visibility_timeut": 30}
+"""
+
+
 class Shop:
     """The project, with a database and a queue of its own."""
 
@@ -92,3 +99,16 @@ def test_the_schedule_in_the_database_fires(shop, start_worker, tmp_path, schedu
         wait_until(lambda: shop.results("count_open_orders"), 30, lambda: beat.log)
     finally:
         beat.stop()
+
+
+def test_manage_py_check_finds_a_wrong_option(queue, emulator, tmp_path):
+    shop = Shop(queue, emulator.url, tmp_path)
+    assert shop.manage("check").returncode == 0
+    (tmp_path / "wrong_settings.py").write_text(WRONG)
+    shop.env["PYTHONPATH"] += f"{os.pathsep}{tmp_path}"
+    shop.env["DJANGO_SETTINGS_MODULE"] = "wrong_settings"
+    checked = shop.manage("check")
+    assert checked.returncode == 1
+    assert (
+        "(celery_sqs_visibility.E001) unknown transport option 'visibility_timeut': did you" in checked.stderr
+    )
