@@ -1,11 +1,11 @@
 """The transport options: each declared once, with bounds, default and documentation.
 
-`make reference` generates docs/options.md from them.
+`make reference` generates docs/options.md from them (tests/support/reference.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, partial
@@ -69,7 +69,7 @@ from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import DelayRule
 
-__all__ = ["OptionError", "Options", "option_name", "reference"]
+__all__ = ["OptionError", "Options", "option_name"]
 
 #: The most queues whose options are kept at hand: queues of replies have ever new names.
 KEPT_QUEUES: Final = 1000
@@ -714,50 +714,3 @@ def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
     if remedy := REMEDIES.get(name) or (OF_ANOTHER_TRANSPORT if name in OTHER_TRANSPORTS else ""):
         return OptionError(f"there is no transport option {name!r}: {remedy}")
     return unknown(f"transport option {name!r}", name, sorted(declared))
-
-
-REFERENCE = """\
-# Transport options
-
-Celery's `broker_transport_options`, or kombu's `transport_options`. Most people need only these:
-
-{first}
-Durations are seconds. `None` and empty text mean the default. A misspelt option, a value out of bounds or a
-contradiction is refused when the first connection is made: the error names the option, the value, the bound
-and the nearest valid name. `celery worker` and `celery beat` then end with status 1. Type checkers find a
-misspelt one in `options: TransportOptions = {{...}}`, with `from celery_sqs_visibility import TransportOptions`.
-
-## All other options
-
-{others}"""
-
-#: Those that the page begins with.
-FIRST = (
-    "visibility_timeout",
-    "error_visibility_timeout",
-    "shutdown_timeout",
-    "predefined_queues",
-    "queue_name_prefix",
-    "region",
-    "remote_control",
-)
-
-
-def _reference_table(names: Iterable[str]) -> str:
-    """Options as a Markdown table, each with an anchor."""
-    rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
-    rows += map(_reference_row, names)
-    return "\n".join(rows) + "\n"
-
-
-def _reference_row(name: str) -> str:
-    row = Options.__dataclass_fields__[name].metadata
-    option = option_name(name)
-    return f'| `{option}`<a id="{option}"></a> | `{row["default"]}` | {row["bounds"]} | {row["doc"]} |'
-
-
-def reference() -> str:
-    """The page docs/options.md."""
-    shown = [f.name for f in fields(Options) if not f.metadata["internal"]]
-    others = [name for name in shown if name not in FIRST]
-    return REFERENCE.format(first=_reference_table(FIRST), others=_reference_table(others))

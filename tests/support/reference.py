@@ -11,7 +11,8 @@ from pathlib import Path
 import celery_sqs_visibility
 from celery_sqs_visibility import VisibilityTask, errors, events
 from celery_sqs_visibility.operate.metrics import names
-from celery_sqs_visibility.policy import options
+from celery_sqs_visibility.policy.option_names import option_name
+from celery_sqs_visibility.policy.options import Options
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -37,6 +38,32 @@ events](aws-events.md) show their use.
 come back. Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of
 `self.visibility` are in [long tasks](long-tasks.md).
 """
+
+OPTIONS = """\
+# Transport options
+
+Celery's `broker_transport_options`, or kombu's `transport_options`. Most people need only these:
+
+{first}
+Durations are seconds. `None` and empty text mean the default. A misspelt option, a value out of bounds or a
+contradiction is refused when the first connection is made: the error names the option, the value, the bound
+and the nearest valid name. `celery worker` and `celery beat` then end with status 1. Type checkers find a
+misspelt one in `options: TransportOptions = {{...}}`; import `TransportOptions` from `celery_sqs_visibility`.
+
+## All other options
+
+{others}"""
+
+#: Those that the page begins with.
+FIRST = (
+    "visibility_timeout",
+    "error_visibility_timeout",
+    "shutdown_timeout",
+    "predefined_queues",
+    "queue_name_prefix",
+    "region",
+    "remote_control",
+)
 
 EXCEPTIONS = """\
 # Exceptions
@@ -72,7 +99,7 @@ def pages():
     """Each page of the reference, and its text."""
     metrics = DOCS / "metrics.md"
     return {
-        DOCS / "options.md": options.reference(),
+        DOCS / "options.md": options_page(),
         DOCS / "reference-tasks.md": TASKS.format(table=settings()),
         DOCS / "reference-exceptions.md": EXCEPTIONS.format(table=exceptions(), attributes=attributes()),
         DOCS / "reference-events.md": EVENTS.format(table=kinds_of_events(), facts=facts()),
@@ -162,6 +189,26 @@ def facts():
 def main():
     for page, text in pages().items():
         page.write_text(text)
+
+
+def _options_table(names: tuple[str, ...] | list[str]) -> str:
+    """Options as a Markdown table, each with an anchor."""
+    rows = ["| option | default | bounds | meaning |", "|---|---|---|---|"]
+    rows += map(_options_row, names)
+    return "\n".join(rows) + "\n"
+
+
+def _options_row(name: str) -> str:
+    row = Options.__dataclass_fields__[name].metadata
+    option = option_name(name)
+    return f'| `{option}`<a id="{option}"></a> | `{row["default"]}` | {row["bounds"]} | {row["doc"]} |'
+
+
+def options_page() -> str:
+    """The page docs/options.md."""
+    shown = [f.name for f in dataclasses.fields(Options) if not f.metadata["internal"]]
+    others = [name for name in shown if name not in FIRST]
+    return OPTIONS.format(first=_options_table(FIRST), others=_options_table(others))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reference import options_page
 
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS, REMEDIES
 from celery_sqs_visibility.policy.option_parsers import Seconds
@@ -18,7 +19,6 @@ from celery_sqs_visibility.policy.options import (
     Options,
     beyond_horizon,
     option_name,
-    reference,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
@@ -282,7 +282,7 @@ DERIVED = {
 
 
 def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_sentence():
-    rows = [line for line in reference().splitlines() if line.startswith("| `")]
+    rows = [line for line in options_page().splitlines() if line.startswith("| `")]
     defaults = Options.parse({})
     shown = [field for field in fields(Options) if not field.metadata["internal"]]
     by_name = {f"`{option_name(field.name)}`": field for field in shown}
