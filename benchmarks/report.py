@@ -18,9 +18,12 @@ PLOTS = {  # file: measurement, figure, title
     "consume-rate": ("consume", "tasks/s", "Tasks consumed a second"),
     "publish-rate": ("publish", "tasks/s", "Tasks published a second"),
 }
+#: Cases that only the JSON has.
+LEFT_OUT = "50 ms"
 #: The figures that the page shows, where these are not all.
 SHOWN = {
     "consume": ("tasks/s", "requests/task", "main CPU ms/task"),
+    "publish": ("tasks/s", "CPU ms/task", "requests/task"),
     "heartbeat": ("entries/batch", "requests/s", "main CPU percent of a core", "expired"),
 }
 
@@ -60,7 +63,8 @@ def write(path, run, results):
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     page = replaced(path.read_text(), "run", sentence(run))
-    for name, rows in by_measurement(results).items():
+    shown = [result for result in results if not result.case.startswith(LEFT_OUT)]
+    for name, rows in by_measurement(shown).items():
         parts = [table(rows, SHOWN.get(name, ()))]
         for file, (measurement, figure, title) in PLOTS.items():
             if measurement == name:

@@ -190,6 +190,12 @@ def test_the_landing_page_tells_what_it_is_of(driver, address):
     assert "SQS" in description.get_attribute("content")
 
 
+def test_the_landing_pages_title_is_one_line_on_a_phone(phone, address):
+    phone.get(f"{address}/index.html")
+    title = phone.find_element(By.TAG_NAME, "h1")
+    assert title.size["height"] < 2 * float(title.value_of_css_property("font-size").removesuffix("px"))
+
+
 def test_the_sidebar_shows_the_parts_and_the_pages_of_one(driver, address):
     driver.get(f"{address}/options.html")
     links = driver.find_elements(By.CSS_SELECTOR, ".sidebar-tree a")

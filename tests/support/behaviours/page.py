@@ -49,11 +49,7 @@ def tables(rows: Sequence[Behaviour]) -> str:
                 ([row.claim, _said(row.evidence), _test(row)] for row in unknown),
             ),
             "## Where implementations differ",
-            "Of the behaviours that the package relies on:",
-            _table(
-                ("behaviour of SQS", "not so in"),
-                ([row.claim, _deviating(row)] for row in relied_on if row.deviations),
-            ),
+            f"Of {len(relied_on)} behaviours that the package relies on, not so in {_deviating(relied_on)}.",
         ]
     )
 
@@ -65,8 +61,9 @@ def _counts(rows: Sequence[Behaviour]) -> str:
     return _table(("evidence", *groups), [*said, ["all", *(str(len(group)) for group in groups.values())]])
 
 
-def _deviating(row: Behaviour) -> str:
-    return ", ".join(NAMES[name] for name in IMPLEMENTATIONS if name in row.deviations)
+def _deviating(rows: Sequence[Behaviour]) -> str:
+    counts = Counter(name for row in rows for name in row.deviations)
+    return ", ".join(f"{NAMES[name]}: {counts[name]}" for name in IMPLEMENTATIONS)
 
 
 def _said(evidence: Evidence) -> str:
