@@ -52,7 +52,7 @@ TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 RETRY_SECONDS: Final = 0.5
 
 #: The answer to a request by another name.
-NOT_ALLOWED: Final = "{!r} is no host of this worker: add it to the transport option http_allowed_hosts\n"
+NOT_ALLOWED: Final = "{!r} is no host of this worker: name it in the transport option http_address\n"
 
 #: Pause between attempts to take a port that another process has, or to bind a socket.
 CLAIM_SECONDS: Final = 5.0
@@ -60,9 +60,6 @@ CLAIM_SECONDS: Final = 5.0
 
 #: Ends of names that no public DNS has: RFC 6761, 6762 and 8375, ICANN's `.internal`, Kubernetes' services.
 PRIVATE_ENDS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
-
-#: Any host, in the option `http_allowed_hosts`.
-ANY_HOST: Final = "*"
 
 
 @dataclass(frozen=True)
@@ -167,7 +164,6 @@ class PortListener(Listener):
     Args:
         host, port: where it is to listen.
         routes: as of `Listener`.
-        hosts: see `is_allowed`.
 
     Raises:
         OSError: there is no such host.
@@ -176,8 +172,8 @@ class PortListener(Listener):
     allow_reuse_address = True
     listens = False
 
-    def __init__(self, host: str, port: int, routes: Routes, hosts: Sequence[str] = ()) -> None:
-        self._hosts = {host, socket.gethostname(), *hosts}
+    def __init__(self, host: str, port: int, routes: Routes) -> None:
+        self._hosts = {host, socket.gethostname()}
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, address = found[0]
         super().__init__(socket.socket(self.address_family), routes)
@@ -335,15 +331,12 @@ def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
 
     Args:
         header: the value of `Host`.
-        allowed: more names; one that begins with a dot stands for all names that end so, `*` for all.
+        allowed: more names.
     """
     host = _without_port(header.strip()).rstrip(".").lower()
-    if ANY_HOST in allowed or "." not in host or host.endswith(PRIVATE_ENDS) or _is_address(host):
+    if "." not in host or host.endswith(PRIVATE_ENDS) or _is_address(host):
         return True
-    return any(
-        host.endswith(name.lower()) if name.startswith(".") else host == name.rstrip(".").lower()
-        for name in allowed
-    )
+    return any(host == name.rstrip(".").lower() for name in allowed)
 
 
 def _without_port(header: str) -> str:

@@ -120,7 +120,7 @@ def port_listener(options: Options, routes: Routes) -> PortListener | None:
     if address is None:
         return None
     try:
-        listener = PortListener(*address, routes, options.http_allowed_hosts)
+        listener = PortListener(*address, routes)
         listener.claim()
     except OSError as error:
         logger.warning(

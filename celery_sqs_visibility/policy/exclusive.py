@@ -8,6 +8,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
+from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 #: The longest key, with its task's name, in UTF-8: half of what DynamoDB takes for a partition key.
@@ -19,6 +20,7 @@ CHECKPOINT_BYTES: Final = 64 * 1024
 #: How long a key counts as processed by default: SQS keeps no message for longer, and delivers none later.
 TTL_SECONDS: Final = float(RETENTION_SECONDS)
 LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
+parse_exclusive_ttl: Final = Seconds(1, LONGEST_TTL_SECONDS)
 
 #: A message whose store did not answer is tried again after this time,
 STORE_RETRY_SECONDS: Final = 30

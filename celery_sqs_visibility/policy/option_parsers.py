@@ -27,8 +27,6 @@ OPENTELEMETRY: Final = "opentelemetry"
 EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
-HOST_NAME: Final = re.compile(r"\*|\.?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-
 LOOPBACK: Final = "127.0.0.1"
 LAST_PORT: Final = 65535
 ADDRESS: Final = re.compile(
@@ -287,19 +285,6 @@ def http_address(name: str, value: Any) -> HTTPAddress:
             f"alone, with a port from 1 to {LAST_PORT}, got {value!r}"
         )
     return HTTPAddress(found["ipv6"] or found["host"] or LOOPBACK, int(found["port"]))
-
-
-def host_names(name: str, value: Any) -> tuple[str, ...]:
-    """Names of hosts, without ports: a list, or text with commas."""
-    names = value.replace(",", " ").split() if isinstance(value, str) else value
-    if not isinstance(names, list | tuple | set) or not all(
-        isinstance(each, str) and HOST_NAME.fullmatch(each) for each in names
-    ):
-        raise OptionError(
-            f"expected {name} to be a list of names as 'worker.example.com' or '.example.com', or ['*'], "
-            f"got {value!r}"
-        )
-    return tuple(names)
 
 
 def payload_store(name: str, value: Any) -> ReadablePayloads:

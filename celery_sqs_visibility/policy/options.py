@@ -13,12 +13,7 @@ from typing import Any, Final, Literal
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.control_names import LONGEST_PREFIX_CHARACTERS
-from celery_sqs_visibility.policy.exclusive import (
-    LONGEST_TTL_SECONDS,
-    TTL_SECONDS,
-    StoreAddress,
-    store_address,
-)
+from celery_sqs_visibility.policy.exclusive import StoreAddress, store_address
 from celery_sqs_visibility.policy.option_names import (
     OF_ANOTHER_TRANSPORT,
     OTHER_PEOPLES_OPTIONS,
@@ -43,7 +38,6 @@ from celery_sqs_visibility.policy.option_parsers import (
     delay,
     dotted_path,
     flag,
-    host_names,
     http_address,
     instance_of,
     mapping,
@@ -394,12 +388,6 @@ class Options(ContentOptions, SharedOptions):
         "`redis://HOST` or `rediss://HOST`; in cluster mode of any node. Set it for exclusive tasks, for "
         "several beats, or for metrics of many workers.",
     )
-    exclusive_ttl: float = option(
-        TTL_SECONDS,
-        Seconds(1, LONGEST_TTL_SECONDS),
-        "How long the key of an exclusive task counts as processed after a run has succeeded. A task's own "
-        "`exclusive_ttl` overrides it. Lower it if the same key may be processed again sooner.",
-    )
     message_adapter: str | None = option(
         None,
         dotted_path,
@@ -415,12 +403,6 @@ class Options(ContentOptions, SharedOptions):
         "Producers and workers need it. Workers read no other payloads: a worker's prefix must be the "
         "producers' prefix, or its beginning. Set it if tasks may have more than 1 MiB of arguments.",
     )
-    payload_threshold: int = option(
-        MESSAGE_BYTES,
-        Whole(0, MESSAGE_BYTES, floats=False, unit=" bytes (SQS's largest message)"),
-        "Messages with more bytes than this, attributes included, have their payload in S3; so have "
-        "messages beyond their queue's own limit. Lower it to keep large bodies out of SQS.",
-    )
     http_address: HTTPAddress | None = option(
         None,
         http_address,
@@ -428,13 +410,6 @@ class Options(ContentOptions, SharedOptions):
         "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' for "
         "all hosts that reach it. Without the option there is no address. Set it for Prometheus, or for "
         "probes from other hosts; probes on the same host need none.",
-    )
-    http_allowed_hosts: tuple[str, ...] = option(
-        (),
-        host_names,
-        "Further names that are allowed in the `Host` header of a request to `http_address`; `.example.com` "
-        "allows all names with this ending, `*` all names ([health](health.md#over-http)). Set it if a "
-        "public name leads to the worker.",
     )
     region: str | None = option(
         None,
@@ -569,9 +544,7 @@ class Options(ContentOptions, SharedOptions):
                 self._check_tokens,
                 self._check_role,
                 super().__post_init__,
-                self._check_payloads,
                 self._check_control,
-                self._check_http,
                 self._check_order,
             )
         )
@@ -603,24 +576,12 @@ class Options(ContentOptions, SharedOptions):
         if self.external_id and not self.sts_role_arn:
             raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
 
-    def _check_payloads(self) -> None:
-        if self.payload_threshold != MESSAGE_BYTES and self.payload_store is None:
-            raise OptionError(
-                "expected payload_store to be set where payload_threshold is: without it nothing goes to S3"
-            )
-
     def _check_control(self) -> None:
         whole = self.whole_control_prefix
         if self.remote_control and len(whole) > LONGEST_PREFIX_CHARACTERS:
             raise OptionError(
                 f"expected queue_name_prefix and control_prefix to have at most {LONGEST_PREFIX_CHARACTERS} "
                 f"characters in all, since remote_control is set, got {whole!r}: shorten one"
-            )
-
-    def _check_http(self) -> None:
-        if self.http_allowed_hosts and self.http_address is None:
-            raise OptionError(
-                "expected http_address to be set where http_allowed_hosts is: without it nothing listens"
             )
 
     @cached_property

@@ -71,9 +71,6 @@ class TransportOptions(_Dashed, SharedOptions, total=False):
     nesting_max: int
     sample_queues: float | None
     share_requests: bool
-    exclusive_ttl: float
-    payload_threshold: int
-    http_allowed_hosts: Sequence[str]
     remote_control: bool
     metrics: Sequence[Literal["prometheus", "opentelemetry", "emf"]] | None
     shutdown_timeout: float | None

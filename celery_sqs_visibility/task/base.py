@@ -121,7 +121,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             `track()`, is ended as failed. `None`: it need not.
         exclusive: True, or `callable(args, kwargs)` that returns a key: one run of a task's id, or of a key,
             at a time, and none after one has succeeded. It takes the transport option `coordination_store`.
-        exclusive_ttl: for how many seconds after that. `None` is the transport option of this name.
+        exclusive_ttl: for how many seconds after that. `None`: 14 days, since SQS keeps no message longer.
     """
 
     abstract = True

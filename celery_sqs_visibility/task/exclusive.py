@@ -32,7 +32,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, key_of
+from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, TTL_SECONDS, key_of
 from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore, Processed, Processing, Renewal
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.transport.transport import Transport
@@ -264,10 +264,9 @@ def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[Ex
     context: Any = broker_context(task.app)  # the worker has looked at both before it started
     since = SYSTEM_CLOCK.monotonic()
     try:
-        options = context.options
         _heed_worker(context.coordination_store, request.get("visibility_lease"))
         run = ExclusiveRun(context.coordination_store, ownership, find_lease(request.get("visibility_lease")))
-        run.begin(options.for_queue(request["sqs"]["queue"]).visibility_timeout, request["retries"])
+        run.begin(context.options.for_queue(request["sqs"]["queue"]).visibility_timeout, request["retries"])
     except NotRun:
         raise
     except StoreUnavailableError as error:
@@ -279,4 +278,4 @@ def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[Ex
     ):
         run.end(0.0, succeeded=False)
         raise NotRun(Spent())
-    return run, options.exclusive_ttl if task.exclusive_ttl is None else task.exclusive_ttl
+    return run, TTL_SECONDS if task.exclusive_ttl is None else task.exclusive_ttl

@@ -16,6 +16,7 @@ from celery.utils.log import get_logger
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
+from celery_sqs_visibility.policy.exclusive import parse_exclusive_ttl
 from celery_sqs_visibility.policy.option_names import set_keys
 from celery_sqs_visibility.policy.option_parsers import when_exhausted, when_lost
 from celery_sqs_visibility.policy.options import Options
@@ -37,7 +38,7 @@ SETTINGS: Final = (
 )
 
 #: Those that are transport options, too.
-TRANSPORT_OPTIONS: Final = ("when_exhausted", "when_lost", "exclusive_ttl")
+TRANSPORT_OPTIONS: Final = ("when_exhausted", "when_lost")
 
 #: The values of the settings that take a word.
 WORDS: Final = {
@@ -70,6 +71,8 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
     _refuse_misspelt(cls, known)
     cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
     Options.parse(set_keys({name: getattr(cls, name) for name in TRANSPORT_OPTIONS}))
+    if cls.exclusive_ttl is not None:
+        parse_exclusive_ttl("exclusive_ttl", cls.exclusive_ttl)
     parse_sqs_event("sqs_event", cls.sqs_event)
     sqs_event_per("sqs_event_per", cls.sqs_event_per)
 

@@ -283,7 +283,7 @@ class World:
         store = options.payload_store
         if store is None or store.bucket is None:
             return None
-        return PayloadStore(self._objects, options.payload_threshold, store.prefix)
+        return PayloadStore(self._objects, prefix=store.prefix)
 
 
 def _refuse_publishing(producer: Producer, *args: Any, **kwargs: Any) -> Any:

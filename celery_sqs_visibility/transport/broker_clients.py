@@ -85,7 +85,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
     if store is None or store.bucket is None:
         return None
     objects = GuardedObjectStore(S3ObjectStore(settings, store.bucket), start_thread)
-    return PayloadStore(objects, options.payload_threshold, store.prefix)
+    return PayloadStore(objects, prefix=store.prefix)
 
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:

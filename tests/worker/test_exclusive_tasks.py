@@ -12,6 +12,7 @@ from support.faults import error
 from support.processes import wait_until
 from support.redis_server import RedisServer
 
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.stores.redis import PREFIX, RedisStore
 
 LOST = "No attempts left: the runs before were lost"
@@ -120,9 +121,9 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
     if way.startswith("a large message"):
         s3.create_bucket(Bucket=f"bucket-{(name := uuid.uuid4().hex)}")
         options, sent, payload = (
-            {"payload_store": f"s3://bucket-{name}", "payload_threshold": 2000},
+            {"payload_store": f"s3://bucket-{name}"},
             2,
-            "x" * 3000,
+            "x" * MESSAGE_BYTES,
         )
     tracked = {"task_track_started": True}
     site = exclusive_site(settings=tracked, visibility_timeout=2, heartbeat_interval=1.5, **options)

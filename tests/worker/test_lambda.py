@@ -18,6 +18,10 @@ from support.worker import IMPORT_PATHS
 
 from celery_sqs_visibility import task_id_for
 from celery_sqs_visibility.delivery.settle.dead_letters import described
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+#: Headers by which a message's payload goes to S3.
+LARGE = {"padding": "x" * MESSAGE_BYTES}
 
 RUNTIME = """
 import json, sys
@@ -121,11 +125,11 @@ def test_a_function_fetches_no_payload_outside_its_prefix(make_site, emulator, m
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.url)
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
-    site = make_site(payload_store=f"s3://{bucket}/celery/", payload_threshold=0)
+    site = make_site(payload_store=f"s3://{bucket}/celery/")
     dead = site.create_queue_with_dead_letters(10)
     producer = {**site.app.conf.broker_transport_options, "payload_store": f"s3://{bucket}/other/"}
     site.app.conf.broker_transport_options = producer
-    site.app.send_task("importing.import_object", ["a"])
+    site.app.send_task("importing.import_object", ["a"], headers=LARGE)
     invoke(site)
     (letter,) = site.sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"], WaitTimeSeconds=10)[
         "Messages"
@@ -140,11 +144,9 @@ def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, mo
         monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", emulator.url)
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
-    site = make_site(
-        payload_store=f"s3://{bucket}", payload_threshold=0, coordination_store=f"dynamodb://{create_table()}"
-    )
+    site = make_site(payload_store=f"s3://{bucket}", coordination_store=f"dynamodb://{create_table()}")
     for _ in range(2):
-        site.app.send_task("exclusive.keyed", ["a"])
+        site.app.send_task("exclusive.keyed", ["a"], headers=LARGE)
     assert invoke(site, "exclusive") == []
     assert [entry["key"] for entry in site.diary.entries("done")] == ["a"]
     assert site.changes() == []

@@ -77,10 +77,10 @@ def test_a_chord_of_large_tasks_with_a_large_body_runs_and_leaves_nothing(site, 
 
 
 def test_a_block_uploads_in_its_threads_and_each_task_runs_once(make_site, s3, bucket):
-    site = make_site(payload_store=f"s3://{bucket}", payload_threshold=2000)
+    site = make_site(payload_store=f"s3://{bucket}")
     with publish_batch(site.app):
         for number in range(20):
-            task(site, "length", number, "x" * 2000 * (number % 2)).delay()
+            task(site, "length", number, LARGE * (number % 2)).delay()
     assert len(objects(s3, bucket)) == 10
     site.start("large")
     site.diary.wait_for("started", 20)

@@ -47,7 +47,11 @@ OTHER_PREFIX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PayloadStore:
-    """Where payloads go: to objects whose keys begin with `prefix`, of messages beyond `threshold` bytes."""
+    """Where payloads of too large messages go: to objects whose keys begin with `prefix`.
+
+    Attributes:
+        threshold: messages with more bytes are too large, as are those beyond their queue's own limit.
+    """
 
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES

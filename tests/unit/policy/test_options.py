@@ -100,7 +100,6 @@ BAD = {
     "when_exhausted": ["Keep", ["keep"]],
     "message_adapter": [5, "adapt", "proj.adapters:", "proj adapters:adapt"],
     "coordination_store": [7, "table", "memory://"],
-    "exclusive_ttl": [0, -1, 366 * 24 * 60 * 60],
     "dead_letter_queue": [
         7,
         "arn:aws:sqs:eu-west-1:1234:dead",

@@ -6,13 +6,12 @@ import pytest
 
 from celery_sqs_visibility.policy.options import OptionError, Options
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
-from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 
 def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse():
     assert Options.parse({}).payload_store is None
     options = Options.parse({"payload_store": "s3://b"})
-    assert (options.payload_threshold, options.payload_store) == (MESSAGE_BYTES, ReadablePayloads("b", ""))
+    assert options.payload_store == ReadablePayloads("b", "")
 
 
 @pytest.mark.parametrize(
@@ -21,12 +20,6 @@ def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse()
 )
 def test_a_store_is_a_bucket_and_the_beginning_of_keys_as_they_are(url, prefix):
     assert Options.parse({"payload_store": url}).payload_store == ReadablePayloads("b", prefix)
-
-
-@pytest.mark.parametrize("value", [0, "0", 262_144, "262144", MESSAGE_BYTES], ids=repr)
-def test_a_threshold_is_a_number_of_bytes(value):
-    given = {"payload_store": "s3://b", "payload_threshold": value}
-    assert Options.parse(given).payload_threshold == int(value)
 
 
 @pytest.mark.parametrize(
@@ -46,12 +39,7 @@ def test_a_threshold_is_a_number_of_bytes(value):
             )
         ),
         ({"payload_store": 5}, "payload_store to be text"),
-        *(
-            ({"payload_store": "s3://b", "payload_threshold": wrong}, "between 0 and 1048576 bytes .*, got")
-            for wrong in (-1, MESSAGE_BYTES + 1, True, 0.5, "many", [])
-        ),
         ({"payload_store": "s3://b/" + "x" * 901}, "at most 900 bytes, got 901"),
-        ({"payload_threshold": 0}, "payload_store to be set where payload_threshold is"),
         ({"payload_stores": "s3://b"}, "did you mean 'payload_store'"),
     ],
 )

@@ -18,7 +18,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import STORE_RETRY_SECONDS
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
 
-STORE = {"coordination_store": "redis://keys", "exclusive_ttl": 1000}
+STORE = {"coordination_store": "redis://keys"}
 HIDDEN_SECONDS = 30
 
 

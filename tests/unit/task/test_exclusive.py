@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.errors import ExclusiveKeyError, StoreError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES
+from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, TTL_SECONDS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -44,7 +44,7 @@ def clock():
 @pytest.fixture
 def store(monkeypatch, clock):
     store = MemoryStore(clock)
-    context = SimpleNamespace(options=Options.parse({"exclusive_ttl": 100}), coordination_store=store)
+    context = SimpleNamespace(options=Options.parse({}), coordination_store=store)
     monkeypatch.setattr(exclusive, "broker_context", lambda _app: context)
     return store
 
@@ -89,7 +89,7 @@ def test_a_success_is_processed_for_the_time_to_live(make, store, clock):
     made = make(lambda self: 42)
     assert made.run().info is None
     assert store.acquire(KEY, "other", 1) == Processed()
-    clock.advance(101)
+    clock.advance(TTL_SECONDS + 1)
     assert isinstance(store.acquire(KEY, "other", 1), Acquired)
 
 
