@@ -110,11 +110,11 @@ bench: $(INSTALLED) $(EMULATOR) $(PEERS) ## Run the benchmarks and rewrite docs/
 	@$(BIN)/python benchmarks/bench.py --write docs/benchmarks.md --json docs/benchmarks/run.json
 
 # The bounds of older Celerys too, and the page of the newest.
-cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task costs, and rewrite docs/costs.md and the bounds of its test
+cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task costs, and rewrite docs/benchmarks.md and the bounds of its test
 	@for version in $(OLDER); do \
 		$(MATRIX)/celery-$$version/bin/python benchmarks/cost.py --no-instructions --bounds $(BOUNDS) || exit 1; \
 	done
-	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/costs.md
+	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/benchmarks.md
 
 # Less than ten minutes, on a machine that does nothing else.
 growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, and fail where it grows too fast

@@ -1,7 +1,7 @@
 """Cost of a task, counted: calls and bytecodes, and instructions where valgrind is installed.
 
     python benchmarks/cost.py ["VisibilityTask, prefork" ...] [--messages 1000] [--functions 25]
-        [--bounds tests/unit/cost_bounds.json] [--write docs/costs.md] [--no-instructions]
+        [--bounds tests/unit/cost_bounds.json] [--write docs/benchmarks.md] [--no-instructions]
 
 Each kind of work is done in a process of its own, on one thread, on a clock that is turned by hand. So
 figures depend on the versions of Python, Celery and its libraries, but not on the machine and its load.

@@ -21,7 +21,6 @@ REFERENCE = {
         "architecture.md",
         "benchmarks.md",
         "command-line.md",
-        "costs.md",
         "ends.md",
         "fidelity.md",
         "growth.md",
