@@ -185,7 +185,7 @@ class SettlementBatches:
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
         flushing = self.flushing > 0
-        instants = [not_before for not_before, _, _ in self._retries[:1]]
+        instants = [self._retries[0][0]] if self._retries else []
         instants += [pending.due(now, flushing=flushing) for pending in self._sendable()]
         return min(instants, default=None)
 

@@ -179,7 +179,9 @@ def test_failed_settlements_are_tried_again_after_one_pause_and_share_a_request(
     assert request(batches, NOW + 1, THROTTLED, None, THROTTLED) == (3, [(second, None)])
     at = NOW + 1 + PAUSES[0]
     assert batches.due(NOW + 1) == at
+    batches.flushing = 1
     assert batches.take(at - 0.001) is None
+    batches.flushing = 0
     assert batches.take(at) is None, "they linger anew"
     assert batches.due(at) == at + 5 * WINDOW
     (late,) = submit(batches, Delete())
