@@ -244,13 +244,13 @@ class Held:
 
     def tell_lost(self, delivery: Delivery) -> bool:
         """Its lease reads as lost from now on, though its message is extended; whether it is held."""
-        if delivery.held and delivery.lease is not None:
+        if delivery.lease is not None:
             delivery.lease.lost = True
         return delivery.held
 
     def tell_inactive(self, delivery: Delivery) -> bool:
         """Its run has shown no life: the run hears of it; whether it is held, and has a lease."""
-        if delivery.lease is None or not delivery.held:
+        if delivery.lease is None:
             return False
         delivery.lease.tell_inactive()
         return True

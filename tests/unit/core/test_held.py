@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from support import factories
 from support.factories import TIMEOUT, every_queue
 
+from celery_sqs_visibility.core.batches import PendingSettlement
 from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.extensions import RETRY_FLOOR_SECONDS, extension_seconds
 from celery_sqs_visibility.core.held import (
     ANSWERED_LATE,
@@ -27,6 +30,7 @@ from celery_sqs_visibility.core.held import (
 from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, REQUESTED
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, UnavailableError
+from celery_sqs_visibility.events import Lost
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 NOW = 1000.0
@@ -48,7 +52,8 @@ class Core(Held):
     """What is held by one consumer, with the leases of its runs."""
 
     def __init__(self, leases=None, interval=INTERVAL):
-        super().__init__(every_queue(TIMEOUT, interval), TIMEOUT)
+        options = {QUEUE.name: every_queue(TIMEOUT, interval)(QUEUE.name)}
+        super().__init__(options.__getitem__, TIMEOUT)
         self.leases, self.interval = leases, interval
 
     def take_in(self, now=NOW, message_id=None):
@@ -102,9 +107,9 @@ def test_what_was_settled_unrun_is_known_by_its_tag_and_neither_starts_nor_is_ex
     assert (core.get(held.tag), held.held, len(core)) == (held, True, 1)
     assert core.settle(held, settlement, NOW)
     assert (core.get(held.tag), held.held, len(core)) == (held, False, 0)
-    assert not core.settle(held, RELEASE, NOW)
-    assert not core.start(held, NOW)
-    assert not core.dispatch(held)
+    assert core.settle(held, RELEASE, NOW) is False
+    assert core.start(held, NOW) is False
+    assert core.dispatch(held) is False
     assert (held.lease_key, leases._taken) == (None, {})
     core.request_extension(held, NOW + 600, NOW)
     assert core.next_extension() is None
@@ -129,6 +134,7 @@ def test_tags_are_forgotten_with_their_deliveries(core):
 def test_what_is_held_is_told_by_consumer_in_the_order_of_arrival(core):
     first, second, third = (core.take_in() for _ in range(3))
     third.consumer = consumer = SimpleNamespace(capacity=factories.FilledCapacity())
+    assert core.all() == [first, second, third]
     assert core.of(None) == [first, second]
     assert core.of(consumer) == [third]
     core.settle(third, Delete(), NOW)
@@ -141,19 +147,30 @@ def test_copies_settle_alone_what_they_are_sent_of(core, leases, held, begin):
         assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
     assert core.claim(held, NOW)
     assert (held.state, held.lease, leases._taken) == (State.COPYING, None, {})
-    assert not core.claim(held, NOW)
-    assert not core.start(held, NOW)
-    assert not core.dispatch(held)
-    assert not core.settle(held, Lapse(), NOW)
+    assert core.claim(held, NOW) is False
+    assert core.start(held, NOW) is False
+    assert core.dispatch(held) is False
+    assert core.settle(held, Lapse(), NOW) is False
     assert core.beat(NOW + 80) == ([held], []), "it is extended meanwhile"
     assert core.settle(held, Delete(), NOW, copied=True)
-    assert not core.claim(held, NOW)
-    assert not core.disclaim(held)
+    assert core.claim(held, NOW) is False
+    assert core.disclaim(held) is False
+
+
+def test_while_copies_are_sent_others_have_the_place_which_is_taken_again_where_it_runs_after_all(core):
+    one = delivery()
+    one.consumer = consumer = Mock()
+    core.receive([one], NOW)
+    core.claim(one, NOW + 1)
+    core.disclaim(one)
+    core.settle(one, Delete(), NOW + 2)
+    taken, freed = call.count(one, 1), [call.free(one, NOW + 1), call.free(one, NOW + 2)]
+    assert consumer.capacity.mock_calls == [taken, freed[0], taken, freed[1]]
 
 
 def test_what_cannot_be_copied_runs_after_all(core, leases, held):
     core.start(held, NOW)
-    assert not core.disclaim(held)
+    assert core.disclaim(held) is False
     core.claim(held, NOW)
     assert core.disclaim(held)
     assert (held.state, held.started, held.carrier) == (State.HELD, False, None)
@@ -162,8 +179,10 @@ def test_what_cannot_be_copied_runs_after_all(core, leases, held):
 
 def test_an_extension_by_the_visibility_timeout_is_due_a_heartbeat_interval_before_the_deadline(core, held):
     assert NOW + TIMEOUT - INTERVAL - INTERVAL / 4 <= core.next_extension() <= NOW + TIMEOUT - INTERVAL
+    due = core.next_extension()
+    assert (core.batches_due(due - 0.1), core.batches_due(due)) == (0, 1)
     assert core.due(NOW + 10) == []
-    ((extended, handle, seconds),) = core.due(core.next_extension())
+    ((extended, handle, seconds),) = core.due(due)
     assert (extended, handle, seconds) == (held, held.handle, TIMEOUT)
 
 
@@ -175,7 +194,7 @@ def test_a_settlement_waits_for_the_extension_and_is_handed_back_however_that_en
     (extension,) = core.due(NOW + 80)
     assert core.settle(held, settlement, NOW + 80)
     assert (held.waiting, core.postponed) == (settlement, 1)
-    assert not core.settle(held, Delete(), NOW + 80), "it does not take the place of the one that waits"
+    assert core.settle(held, Delete(), NOW + 80) is False, "it does not take the place of the one that waits"
     ended = core.answered(extension, error, NOW + 80, NOW + 81)
     assert (ended.held, ended.waiting) == (False, settlement)
     assert (held.waiting, held.extending, core.postponed) == (None, False, 0)
@@ -193,11 +212,14 @@ def test_what_deletes_the_message_does_not_wait_for_an_extension(core, held, set
 
 
 def test_what_is_done_in_place_of_a_dead_letter_waits_for_an_extension(core, held):
-    (extension,) = core.due(NOW + 80)
+    other = core.take_in()
+    extension, _ = core.due(NOW + 80)
+    core.settle(other, Hide(5), NOW + 80)
     core.settle(held, LETTER, NOW + 80)
     assert core.postpone(held, Hide(5))
+    assert core.postponed == 2
     assert core.answered(extension, None, NOW + 80, NOW + 81).waiting == Hide(5)
-    assert not core.postpone(held, Hide(5))
+    assert core.postpone(held, Hide(5)) is False
 
 
 def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended(core, held):
@@ -269,7 +291,8 @@ def test_without_a_heartbeat_nothing_is_extended_and_what_lapses_is_lost():
     core = Core(interval=0)
     one = core.take_in()
     assert core.next_extension() == one.deadline
-    assert core.beat(NOW + TIMEOUT) == ([], [one])
+    (nothing,) = core.due(NOW + TIMEOUT)
+    assert core.answered(nothing, None, NOW, NOW + TIMEOUT).lost == DEADLINE_PASSED
     assert core.settle(one, Delete(), NOW + TIMEOUT)
 
 
@@ -294,13 +317,56 @@ def test_what_is_hidden_up_to_the_horizon_is_not_extended_again(seconds):
     assert core.answered(extension, None, now, one.deadline).lost == HORIZON_REACHED
 
 
+@pytest.mark.parametrize(("elapsed", "late"), [(0, 0.0), (TIMEOUT - INTERVAL, 0.0), (TIMEOUT, INTERVAL)])
+def test_an_extension_is_late_from_a_heartbeat_interval_before_the_deadline_on(core, held, elapsed, late):
+    assert core.lateness(held, NOW + elapsed) == late
+
+
+class TestCarryingOut:
+    """What is settled takes a request, unless it comes back by itself."""
+
+    @pytest.mark.parametrize(
+        ("settlement", "left", "becomes"),
+        [
+            (Delete(), TIMEOUT, Delete()),
+            (Hide(5), TIMEOUT, Hide(5)),
+            (Lapse(), TIMEOUT, None),
+            (Lapse(), TIMEOUT + 1, Hide(TIMEOUT)),
+        ],
+        ids=["deleted", "hidden", "lapses", "lapses too late"],
+    )
+    def test_a_settlement_is_sent_but_for_one_that_the_visibility_timeout_carries_out(
+        self, core, held, settlement, left, becomes
+    ):
+        held.deadline = NOW + left
+        core.settle(held, settlement, NOW)
+        ending = core.carry_out(held, settlement, NOW)
+        if becomes is None:
+            assert ending == return_of(held, settlement, NOW)
+            assert core.batches.unfinished == 0
+        else:
+            core.batches.flushing = 1
+            assert (ending, core.batches.take(NOW).settlements) == (
+                None,
+                [PendingSettlement(held, becomes, NOW)],
+            )
+
+    @pytest.mark.parametrize(("settlement", "sent"), [(Delete(), 1), (Hide(5), 0), (Lapse(), 0)])
+    def test_what_has_lapsed_is_lost_once_and_only_deleted(self, core, held, settlement, sent):
+        ending = core.carry_out(held, settlement, held.deadline)
+        assert (ending, held.lost) == (Ending(Lost(held.facts, DEADLINE_PASSED)), True)
+        assert core.carry_out(held, settlement, held.deadline) is None
+        assert core.batches.unfinished == 2 * sent
+
+
 class TestLoop:
     """The loop that begins runs may stand still for good."""
 
     class Consumer:
         late = 0.0
 
-        def loop_late(self, _now):
+        def loop_late(self, now):
+            assert now > NOW
             return self.late
 
     @pytest.fixture
@@ -377,15 +443,16 @@ class TestRequests:
         assert (one.lease.requested_deadline, one.lease.deadline) == (NOW + 600, NOW + 200)
         assert [each.seconds for each in core.due(NOW + 81)] == [519]
 
-    def test_a_request_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, leases):
+    @pytest.mark.parametrize(("now", "until"), [(NOW, NOW + 600), (NOW + TIMEOUT - 0.5, NOW + TIMEOUT + 0.4)])
+    def test_a_request_that_came_while_nothing_was_to_be_extended_is_due_after_all(self, leases, now, until):
         core = Core(leases, 0)
         one = core.run()
-        core.ask(one, NOW + 20, NOW)
-        (nothing,) = core.due(NOW)
+        core.ask(one, NOW + 20, now)
+        (nothing,) = core.due(now)
         assert nothing.seconds == 0
-        core.ask(one, NOW + 600, NOW)
-        core.answered(nothing, None, NOW, NOW)
-        assert core.beat(NOW) == ([one], [])
+        core.ask(one, until, now)
+        core.answered(nothing, None, now, now)
+        assert core.beat(now) == ([one], [])
 
     @given(
         st.floats(0, VISIBILITY_HORIZON_SECONDS - HORIZON_MARGIN_SECONDS - 2),
@@ -458,15 +525,15 @@ class TestLeases:
         assert one.lease.lost
         assert not one.lost
         core.settle(one, Delete(), NOW + 81)
-        assert not core.tell_lost(one)
+        assert core.tell_lost(one) is False
 
     def test_a_run_without_a_lease_hears_nothing_of_its_inactivity(self, core, leases, held):
-        assert not core.tell_inactive(held)
+        assert core.tell_inactive(held) is False
         core.start(held, NOW)
         assert core.tell_inactive(held)
         assert held.lease.last_sign == INACTIVE
         core.settle(held, Delete(), NOW)
-        assert not core.tell_inactive(held)
+        assert core.tell_inactive(held) is False
 
 
 class TestReceipts:
