@@ -1,4 +1,4 @@
-"""Two tables of docs/benchmarks.md: what each kind costs beside Celery's own share, and the bill by module."""
+"""Two tables of docs/benchmarks.md: what kinds cost beside Celery's own share, and the bill by module."""
 
 from __future__ import annotations
 

@@ -54,11 +54,11 @@ def main(destination):
         + [f"{title(ALL_PAGES)} <pages>"],
         ALL_PAGES: [slug(part) for part in BELOW_ALL_PAGES],
     }
-    contributors = {entry for entry, _ in sections[UNNAMED][1]}
+    unfound = {"pages", *(entry for entry, _ in sections[UNNAMED][1])}
     for page, place in places.items():
         text = for_site(page.read_text(), page, places)
         text += toctree(lists.get(page, []))
-        lay(destination / place, text, found=name(place) not in contributors)
+        lay(destination / place, text, found=name(place) not in unfound)
     for part, (text, entries) in sections.items():
         listed = toctree([f"{heading} <{entry}>" for entry, heading in entries])
         table = for_site(text, ALL_PAGES, places)

@@ -166,7 +166,7 @@ def test_search_finds_what_people_type_first_or_second(driver, address, words, p
 def test_search_finds_no_page_for_contributors_and_no_list_of_pages(driver, address, words):
     found = search(driver, address, words)
     theirs = {Path(page).stem for page in PAGES if page.startswith(("contributing/", "project/"))}
-    assert not {*found} & {*theirs, "architecture", "start", "move", "run", "evidence", "change-it"}
+    assert not {*found} & {*theirs, "architecture", "pages", "start", "move", "run", "evidence", "change-it"}
 
 
 def test_search_opens_the_place_of_an_option(driver, address):
