@@ -145,6 +145,7 @@ timelines: $(INSTALLED) ## Run the workers of docs/visibility.md, and draw its p
 
 # A broken link, an unknown heading and a page without a place in the navigation are errors.
 docs: $(INSTALLED) $(SPHINX) ## Build the documentation site into build/site, and look at it with Chromium
+	@rm -rf build/site
 	@.venvs/docs/bin/python docs/site/pages.py build/pages
 	@.venvs/docs/bin/python -m sphinx -q -W --keep-going -E -j 2 -c docs/site build/pages build/site
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup tests/site/check_site.py $(PYTEST_OPTIONS)
