@@ -487,9 +487,8 @@ class Held:
     @staticmethod
     def _is_forsaken(delivery: Delivery, now: float) -> bool:
         """Whether it has not begun, and nobody is there who would begin it."""
-        if delivery.state is not State.HELD or delivery.consumer is None:
-            return False
-        return stands_still(delivery.consumer.loop_late(now))
+        consumer = delivery.consumer
+        return delivery.state is State.HELD and consumer is not None and stands_still(consumer.loop_late(now))
 
     def _why_lapsed(self, delivery: Delivery, now: float, outage: SQSError | None) -> str:
         if delivery.at_horizon:
