@@ -110,7 +110,7 @@ class Supply:
                     worlds.advance(worlds.LATENCY_SECONDS)
             for receiver in queue_consumer._receivers.all():
                 if self.left:
-                    receiver._poll_when_due()
+                    receiver.lane.send_next()
 
     def wait(self, consumer, seconds):
         """What the threads do while nothing comes: long polls, and the supervisor's checks meanwhile."""
@@ -123,7 +123,7 @@ class Supply:
         until = worlds.Clock.monotonic() + seconds
         while worlds.Clock.monotonic() < until:
             for receiver in queue_consumer._receivers.all():
-                receiver._poll_when_due()
+                receiver.lane.send_next()
 
 
 def queue_consumers(consumer):

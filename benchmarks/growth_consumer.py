@@ -35,8 +35,8 @@ class Consumer:
         """What a poll brings; how many messages."""
         now, (receiver,) = worlds.Clock.monotonic(), self.own._receivers.all()
         messages = self.sqs.receive(self.queue.url, TOGETHER, 0, receiver._options)
-        with receiver._changed:
-            receiver._schedule.polled(now, [message["MessageId"] for message in messages])
+        with receiver.lane.lock:
+            receiver._polls.schedule.polled(now, [message["MessageId"] for message in messages])
         self.own._arrived(self.queue, messages, now, now)
         return len(messages)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, cycle
-from weakref import WeakKeyDictionary
 
 import cost_run
 import cost_worlds as worlds
@@ -23,7 +22,6 @@ from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.core.pending import LINGER_SECONDS
 from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.payloads.removals import Removals
-from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS
 
@@ -69,7 +67,7 @@ class Stock(cost_run.Supply):
                 worlds.advance(worlds.LATENCY_SECONDS)
         for receiver in consumer._receivers.all():
             if self._sqs._queues[receiver.queue.url].messages:
-                receiver._poll_when_due()
+                receiver.lane.send_next()
 
     def idle(self, consumer, seconds):
         """Long polls of all queues at once, and the supervisor's checks meanwhile."""
@@ -82,7 +80,7 @@ class Stock(cost_run.Supply):
             nonlocal polling
             polling += 1
             if polling < len(receivers):
-                receivers[polling]._poll_when_due()
+                receivers[polling].lane.send_next()
             if not self._sqs.waited:
                 self._sqs.waited = True
                 supervise(consumer, wait)
@@ -92,7 +90,7 @@ class Stock(cost_run.Supply):
         while worlds.Clock.monotonic() < until:
             polling, self._sqs.waited = 0, False
             before = worlds.Clock.monotonic()
-            receivers[0]._poll_when_due()
+            receivers[0].lane.send_next()
             if worlds.Clock.monotonic() == before:
                 worlds.advance(CHECK_INTERVAL_SECONDS)
                 consumer._supervisor.check(worlds.Clock.monotonic())
@@ -110,28 +108,8 @@ class Poll:
         return self._poll(0)
 
 
-_waiters = WeakKeyDictionary()
-
-
-def reserve_later(receiver, **_):
-    """A thread that waits for capacity, without the thread: it waits from one call to the next."""
-    capacity = receiver._capacity
-    waiter = _waiters.pop(receiver, None) or capacity.add_waiter(
-        receiver.queue.name, worlds.Clock.monotonic(), lambda: None
-    )
-    if waiter.reservation is None:
-        _waiters[receiver] = waiter
-    return waiter.reservation
-
-
-def sleeps(receiver):
-    """A thread that sleeps until its next poll, without the thread."""
-    return receiver._schedule.next_poll() > worlds.Clock.monotonic()
-
-
 def worker(measure, turns, *, queues=1, kind="", slots=SLOTS, options=None):
     """Have a worker that Celery starts do that. Does not return."""
-    Receiver._reserve, Receiver._sleep = reserve_later, sleeps
     names = tuple(f"queue{number}{kind}" for number in range(queues))
     app = make_app(Kind(queues=names, options=options or {}))
     app.conf.task_default_queue = names[0]
@@ -280,8 +258,8 @@ def retries(measure, size):
     measure.weigh()
     (receiver,) = consumer.own._receivers.all()
     while measure.sqs._queues[consumer.queue.url].messages:
-        worlds.advance(max(0.0, receiver._schedule.next_poll() - worlds.Clock.monotonic()))
-        receiver._expect_what_is_due(worlds.Clock.monotonic())
+        worlds.advance(max(0.0, receiver._polls.schedule.next_poll() - worlds.Clock.monotonic()))
+        receiver.replace_stuck(worlds.Clock.monotonic())
         consumer.take()
         for delivery in consumer.own.held():
             delivery.settle(Delete())

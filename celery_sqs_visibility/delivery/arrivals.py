@@ -79,7 +79,7 @@ class Arrivals:
     ) -> list[BufferedMessage]:
         """Hold the messages of a poll, made and answered at these instants; those for Celery are returned.
 
-        A receiver's thread.
+        A thread that polls.
         """
         decoded = self._decoder.decode(queue, messages, called, returned)
         received = self._holder.receive([delivery for delivery, _, _ in decoded])

@@ -23,7 +23,8 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
-from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Pauses, Receiver, Receivers
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receiver, Receivers
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
@@ -73,7 +74,7 @@ class QueueConsumer:
         holder.give_leases(leases)
         self.options = holder.options
         self.redrive = holder.redrive
-        self._pump_lock = pump.lock  # guards the capacity and the turns
+        self._pump = pump  # whose lock guards the capacity and the turns
         self.capacity = capacity or Capacity(
             self.options.prefetch_seconds, slots, None if turns is None else turns.turns
         )
@@ -128,15 +129,14 @@ class QueueConsumer:
             replace(self._receive, visibility_timeout=options.visibility_timeout),
             self._clock,
             self._arrived,
-            self._pump_lock,
+            self._pump,
             self._after_last_poll,
             self._pauses,
             self._after_poll,
         )
         if self._turns is not None:
-            with self._pump_lock:
+            with self._pump.lock:
                 self._turns.turns.add_queue(queue.name)
-        self.cancel(queue.name)
         self._abandoned.discard(queue.name)
         if open_message is None:
             self._others.pop(queue.name, None)
@@ -228,19 +228,19 @@ class QueueConsumer:
 
     def set_prefetch_count(self, count: int) -> None:
         """Celery's has changed; 0 is unlimited. Any thread."""
-        with self._pump_lock:
+        with self._pump.lock:
             self.capacity.prefetch_count = count
             self.capacity.serve(self._clock.monotonic())
         if self._turns is not None:
             self._turns.wake()
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
-        with self._pump_lock:
+        with self._pump.lock:
             self.capacity.rest(delivery, wait)
         self.free(delivery)
 
     def resume(self, delivery: Delivery) -> None:
-        with self._pump_lock:
+        with self._pump.lock:
             self.capacity.resume(delivery)
 
     def free(self, delivery: Delivery) -> None:
@@ -253,18 +253,18 @@ class QueueConsumer:
 
     def _serve(self, queue_name: str) -> None:
         """A message of the queue takes no place any more, or waits here no longer: others may be received."""
-        with self._pump_lock:
+        with self._pump.lock:
             self.capacity.serve(self._clock.monotonic(), queue_name)
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: notices what became free unheard: the pool has grown, for example."""
-        with self._pump_lock:
+        with self._pump.lock:
             self.capacity.look(now)
         if self._turns is not None:
             self._turns.wake()
 
     def _give_back_late(self, delivery: Delivery) -> None:
-        """Give back a delivery that a poll brought after the stop, or a pause. A receiver's thread."""
+        """Give back a delivery that a poll brought after the stop, or a pause. A thread that polls."""
         if delivery.queue.name in self._abandoned:
             delivery.settle(Lapse())  # without a request: its queue is being deleted
         else:
@@ -338,7 +338,7 @@ class QueueConsumer:
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these messages, or none of those that are hidden. A receiver's thread.
+        """A poll brought these messages, or none of those that are hidden. A thread that polls.
 
         The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
         worker of the process: given back, a message might be received by another such poll, and be hidden.
@@ -350,7 +350,7 @@ class QueueConsumer:
             self._put(queue, self._arrivals.decode(queue, messages, called, returned))
 
     def _after_poll(self, queue: Queue, returned: float) -> None:
-        """What a poll brought was taken. A receiver's thread."""
+        """What a poll brought was taken. A thread that polls."""
         self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
         self._warn_near_quota(queue)
 

@@ -10,7 +10,8 @@ from typing import Final
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, State
 from celery_sqs_visibility.core.settlements import RELEASE, Hide, Renew, Split, Why
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
-from celery_sqs_visibility.delivery.receive.receiver import Pauses, Receivers
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class Shutdown:
         return orphans
 
     def give_back_late(self, delivery: Delivery) -> None:
-        """Give back a delivery that a poll brought after the stop, or in a pause. A receiver's thread.
+        """Give back a delivery that a poll brought after the stop, or in a pause. A thread that polls.
 
         Workers that are told so together have polls in flight together. Released at once, a message would
         go from one to the next, and use up its attempts. So a message is hidden until those polls are over,

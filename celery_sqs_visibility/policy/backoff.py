@@ -11,6 +11,10 @@ from typing import Any
 SHORTEST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
 
+#: How late the answer to a poll may be before it counts as lost.
+SHORTEST_REPLY_GRACE_SECONDS = 1.5
+LONGEST_REPLY_GRACE_SECONDS = 2.5
+
 
 def pause(failures: int) -> float:
     """Seconds to wait after `failures` in a row (1 or more), with full jitter above a floor."""
@@ -28,3 +32,8 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
     """
     start, step, longest = (float(policy.get(f"interval_{name}", 1)) for name in ("start", "step", "max"))
     return min(start + (failures - 1) * step, longest)
+
+
+def reply_grace() -> float:
+    """Seconds by which the answer to a poll may be late before another poll is made, with jitter."""
+    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311

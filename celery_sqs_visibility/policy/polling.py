@@ -85,7 +85,7 @@ class PollSchedule:
                 self._forget(message_id)
 
     def next_poll(self) -> float:
-        """The instant of the next poll; in the past: now."""
+        """The instant of the next poll; in the past: now. Any thread."""
         expected = self.next_expected()
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
@@ -95,8 +95,9 @@ class PollSchedule:
         return len(in_order) - bisect.bisect_right(in_order, now, key=lambda expected: expected[0])
 
     def next_expected(self) -> float | None:
-        """The instant at which the next message comes back; `None` if none is expected."""
-        return self._in_order[0][0] if self._in_order else None
+        """The instant at which the next message comes back; `None` if none is expected. Any thread."""
+        first = self._in_order[:1]  # in one step
+        return first[0][0] if first else None
 
     def _remember(self, message_id: str, at: float, polls: int) -> None:
         self._forget(message_id)

@@ -25,7 +25,7 @@ from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
-from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK

@@ -1,6 +1,6 @@
 """Tasks made of messages that are not Celery's: events of AWS, and those that the user's own adapter takes.
 
-Only in a worker's main process: its receivers' threads call `EventMessages.decode`, and change nothing here.
+Only in a worker's main process: threads that poll call `EventMessages.decode`, and change nothing here.
 """
 
 from __future__ import annotations

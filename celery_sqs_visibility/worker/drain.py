@@ -32,10 +32,10 @@ from celery_sqs_visibility.core.delivery import Delivery, State
 from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import is_main_thread, snapshot, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
+from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.transport.broker_context import BrokerContext

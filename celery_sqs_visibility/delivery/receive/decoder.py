@@ -87,7 +87,7 @@ DecodeMessage = Callable[[Queue, ReceivedMessage], Opened]
 
 
 class Decoder:
-    """Makes deliveries of messages. Called from the receivers' threads; it keeps nothing.
+    """Makes deliveries of messages. Called from threads that poll; it keeps nothing.
 
     Args:
         open_message: decodes one message.

@@ -37,7 +37,7 @@ from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
-from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import subscribe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 
 import pytest
@@ -16,7 +17,7 @@ from celery_sqs_visibility.core.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
-from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.events import subscribe
 
@@ -127,10 +128,10 @@ class World:
         return [payload["body"] for payload in self.handed]
 
     def next_poll(self, queue):
-        """Its receiver's."""
+        """When its receiver polls next, which sleeps; in the past while it polls."""
         receiver = self.consumer._receivers.get(queue.name)
-        with receiver._changed:
-            return receiver._schedule.next_poll()
+        with self.pump.lock:
+            return -math.inf if receiver.in_flight else receiver._polls.schedule.next_poll()
 
     def delivery(self, payload):
         """As kombu's message looks it up."""

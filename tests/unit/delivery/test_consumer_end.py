@@ -158,4 +158,4 @@ def test_a_message_that_an_earlier_consumer_hid_is_expected_by_the_one_that_poll
     world.consumer.consume(queue, world.on_message(world.handed.append))
     one.settle(Hide(100))
     receiver = world.consumer._receivers.get("q")
-    wait_until(receiver._schedule.next_expected, SOON, "it to be expected")
+    wait_until(receiver._polls.schedule.next_expected, SOON, "it to be expected")

@@ -123,6 +123,6 @@ def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypa
 
     monkeypatch.setattr(world.consumer.capacity, "answered", lacks_memory)
     world.consume(queue)
-    wait_until(lambda: "unexpected error while polling 'q'" in caplog.text, SOON, "the error")
+    wait_until(lambda: "unexpected error in a thread that polls 'q'" in caplog.text, SOON, "the error")
     assert not world.consumer._receivers.get("q").in_flight
     assert world.consumer.capacity._asked.messages.total() == 0

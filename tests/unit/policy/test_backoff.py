@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.functional import fxrange
 
-from celery_sqs_visibility.delivery.receive.receiver import (
-    LONGEST_REPLY_GRACE_SECONDS,
-    SHORTEST_REPLY_GRACE_SECONDS,
-    reply_grace,
-)
 from celery_sqs_visibility.policy.backoff import (
     LONGEST_PAUSE_SECONDS,
+    LONGEST_REPLY_GRACE_SECONDS,
     SHORTEST_PAUSE_SECONDS,
+    SHORTEST_REPLY_GRACE_SECONDS,
     pause,
+    reply_grace,
     retry_interval,
 )
 

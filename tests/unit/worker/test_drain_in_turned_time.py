@@ -12,9 +12,9 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.settlements import RELEASE
-from celery_sqs_visibility.delivery.receive.receiver import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
+from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.worker import drain as module
 from celery_sqs_visibility.worker.drain import (
     BEFORE_SIGKILL_SECONDS,

@@ -8,7 +8,7 @@ from celery.worker.control import Panel
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.worker import control_commands
 

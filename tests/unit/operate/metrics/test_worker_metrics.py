@@ -13,7 +13,7 @@ from support.clock import FakeClock
 from support.factories import delivery, queue_consumer, sqs_queue
 
 from celery_sqs_visibility.core.turns import Turns
-from celery_sqs_visibility.delivery.receive.receiver import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.measurements import DeliveryEnded

@@ -1,0 +1,379 @@
+"""Polls of one queue: when the next one is due, how long it waits, and what its end means.
+
+One poll at a time waits for messages. While batches come back full, others help it. A poll whose answer is
+late is not cut off: SQS may have taken messages for it, and nobody would get them. It counts as unanswered,
+and another one follows.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.core.capacity import Capacity, Reservation, Waiter
+from celery_sqs_visibility.errors import (
+    AnswerLostError,
+    QueueDoesNotExistError,
+    SQSError,
+    UnavailableError,
+    UnrecognizedResponseError,
+)
+from celery_sqs_visibility.policy.backoff import pause, reply_grace
+from celery_sqs_visibility.policy.polling import Attempt, Attempts, PollSchedule
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+
+#: Polls of a queue at the same time while its batches come back full.
+MAX_PARALLEL_POLLS: Final = 12
+
+#: The same with those that hang. More do not help once this many are stuck.
+MAX_POLLS: Final = 20
+
+#: SQS may answer with fewer messages than it has. From a poll that was answered at once, without waiting for
+#: messages to arrive, this many count as a full batch.
+NEARLY_FULL_BATCH: Final = 5
+ANSWERED_AT_ONCE_SECONDS: Final = 0.5
+
+#: A FIFO queue is asked for one message at a time, so every message may be one of many. A helper that finds
+#: none shows that there are few groups; the next helper is not tried before this time has passed.
+HELPER_PAUSE_SECONDS: Final = 1.0
+
+#: A poll that SQS refuses is refused within this time, and does not wait for messages.
+REFUSED_WITHIN_SECONDS: Final = 2.0
+
+#: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
+NEW_QUEUE_FAILURES: Final = 2
+
+#: A poll whose messages are being taken for longer is stuck.
+STUCK_AFTER_SECONDS: Final = 20.0
+
+
+class Polling(enum.Enum):
+    """Whether a queue is polled."""
+
+    NEW = "it was not started yet"
+    ACTIVE = "it is polled, and has a share of the capacity"
+    PAUSED = "it is not polled until its pause ends, and others have its share"
+    STOPPED = "it is polled no more"
+
+
+class PollState(enum.Enum):
+    """How far a poll is. A poll goes from `ASKED` to `ANSWERED`, both of which may be overdue meanwhile."""
+
+    ASKED = "the request is under way"
+    UNANSWERED = "the answer is late, and the reservation given back"
+    ANSWERED = "the call has returned, and its messages are being taken"
+    STUCK = "its messages are being taken for too long"
+
+
+#: The state of a poll that is overdue.
+OVERDUE = {PollState.ASKED: PollState.UNANSWERED, PollState.ANSWERED: PollState.STUCK}
+
+
+class Failure(enum.Enum):
+    """What a failed poll means."""
+
+    OUTAGE = "SQS does not answer, or refuses"
+    CUT = "something closed the connection while SQS let the poll wait"
+    EXPECTED = "it was counted before, or the queue is not there yet, or not any more"
+
+
+@dataclass(slots=True, eq=False)
+class Poll:
+    """A poll from before its request until its messages are taken. Instants are monotonic."""
+
+    reservation: Reservation
+    wait: int  # seconds that SQS may wait for a message
+    started: float
+    overdue_at: float  # from this instant on another may be made in its place
+    helper: bool  # whether it helps another one, while batches come back full
+    attempt: Attempt | None  # in a FIFO queue
+    state: PollState = PollState.ASKED
+    more: bool = False  # whether another poll is likely to bring something, too
+
+    @property
+    def overdue(self) -> bool:
+        """Whether another may be made in its place."""
+        return self.state in OVERDUE.values()
+
+
+class QueuePolls:
+    """The polls of one queue, from `start` to `stop`. Not thread-safe: its driver locks.
+
+    Args:
+        queue: the queue.
+        capacity: shared with the other queues.
+        schedule: when to poll.
+        wait: seconds of a long poll.
+        visibility_timeout: seconds; `None` if only SQS knows.
+        paused_until: the monotonic instant at which the queue's pause ends, in the past without one.
+        served: called when there is capacity for a poll that waited for it.
+
+    Attributes:
+        in_flight: polls under way, those included whose messages are being taken.
+        failures: polls that failed in a row.
+        answered: whether a poll has ever succeeded.
+        cuts: polls that were cut off while SQS let them wait.
+        state: whether the queue is polled.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        capacity: Capacity,
+        schedule: PollSchedule,
+        wait: int,
+        visibility_timeout: int | None,
+        paused_until: Callable[[], float],
+        served: Callable[[], object],
+    ) -> None:
+        self.queue = queue
+        self.schedule = schedule
+        self._capacity = capacity
+        self._wait = wait
+        self._attempts = Attempts(visibility_timeout)
+        self._paused_until = paused_until
+        self._served = served
+        self.in_flight: list[Poll] = []
+        self.failures = 0
+        self.answered = False
+        self.cuts = 0
+        self.state = Polling.NEW
+        self._waiter: Waiter | None = None  # for the capacity of the next poll
+        self._helpers = 0  # polls to make beside the one that waits
+        self._no_helper_before = -math.inf
+        self._not_before = -math.inf  # the instant from which the next poll may begin
+
+    def start(self, now: float) -> None:
+        """Poll from that monotonic instant on. Idempotent; after `stop` without effect."""
+        if self.state is Polling.NEW:
+            self.state = Polling.ACTIVE
+            self._not_before = now
+            self._capacity.add_queue(self.queue.name)
+
+    def stop(self, now: float) -> None:
+        """Poll no more. Polls in flight go on, and what they bring is still taken. Idempotent."""
+        before, self.state = self.state, Polling.STOPPED
+        if before is Polling.STOPPED:
+            return
+        if before is Polling.ACTIVE:
+            self._give_up_share(now)
+        self._capacity.forget_polls(self.queue.name)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was stopped, and no poll is in flight but those that hang."""
+        return self.state is Polling.STOPPED and all(poll.overdue for poll in self.in_flight)
+
+    # The next poll.
+
+    def due(self, now: float) -> float | None:
+        """The monotonic instant from which `take` returns a poll; `None` if that is not known."""
+        self._notice_pause(now)
+        if self.state is Polling.PAUSED:
+            until = self._paused_until()
+            return None if until == math.inf else until
+        if self.state is not Polling.ACTIVE:
+            return None
+        return now if self._helpers else self._next_long_poll()
+
+    def ready(self) -> int:
+        """How many polls are due, where at least one is."""
+        return self._helpers + (self._long_poll() is None)
+
+    def take(self, now: float) -> Poll | None:
+        """The next poll, to be made at once; `None` if none is due, or there is no capacity for it."""
+        self._notice_pause(now)
+        if self.state is not Polling.ACTIVE:
+            return None
+        due = self._next_long_poll()
+        if due is not None and due <= now and (poll := self._take_long_poll(now)) is not None:
+            return poll
+        return self._take_helper(now) if self._helpers else None
+
+    def _next_long_poll(self) -> float | None:
+        if self._long_poll() is not None:
+            return None
+        if (waiter := self._waiter) is not None:
+            return None if waiter.reservation is None else waiter.reservation.since
+        return max(self.schedule.next_poll(), self._not_before)
+
+    def _long_poll(self) -> Poll | None:
+        """The poll that waits for messages, unless it is overdue."""
+        for poll in self.in_flight:
+            if not poll.helper and not poll.overdue:
+                return poll
+        return None
+
+    def _take_long_poll(self, now: float) -> Poll | None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            self.look(now)
+            waiter = self._new_waiter(now)
+        if waiter.reservation is None:
+            self._waiter = waiter
+            return None
+        wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # is there an answer again?
+        return self._begin(waiter.reservation, wait, now, helper=False)
+
+    def _take_helper(self, now: float) -> Poll | None:
+        self._helpers -= 1
+        waiter = self._new_waiter(now)
+        self._capacity.remove_waiter(waiter)
+        if waiter.reservation is None:
+            return None
+        return self._begin(waiter.reservation, 0, now, helper=True)
+
+    def _new_waiter(self, now: float) -> Waiter:
+        queue = self.queue
+        return self._capacity.add_waiter(queue.name, now, self._wake, fifo=queue.fifo)
+
+    def _wake(self) -> None:
+        if self._waiter is not None:  # else it is served at once
+            self._served()
+
+    def _begin(self, reservation: Reservation, wait: int, now: float, *, helper: bool) -> Poll:
+        attempt = self._attempts.begin(now) if self.queue.fifo else None
+        poll = Poll(reservation, wait, now, now + wait + reply_grace(), helper, attempt)
+        self.in_flight.append(poll)
+        return poll
+
+    def _notice_pause(self, now: float) -> None:
+        """A queue that is paused has no share of the capacity."""
+        paused = now < self._paused_until()
+        if self.state is Polling.ACTIVE and paused:
+            self.state = Polling.PAUSED
+            self._give_up_share(now)
+        elif self.state is Polling.PAUSED and not paused:
+            self.state = Polling.ACTIVE
+            self._capacity.add_queue(self.queue.name)
+            self.schedule.poll_now()
+            self._not_before = now
+
+    def _give_up_share(self, now: float) -> None:
+        self._helpers = 0
+        waiter, self._waiter = self._waiter, None
+        self._capacity.remove_queue(self.queue.name)
+        if waiter is not None:
+            self._capacity.remove_waiter(waiter)
+            if waiter.reservation is not None:
+                self._capacity.taken(waiter.reservation, now)
+
+    def expect(self, message_id: str, at: float) -> bool:
+        """A message of this queue becomes visible at that monotonic instant. Whether a poll is due sooner."""
+        return self.schedule.expect(message_id, at)
+
+    def look(self, now: float) -> None:
+        """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn.
+
+        To be called twice a second.
+        """
+        if self.state is Polling.ACTIVE and not self.in_flight:
+            due = self.schedule.next_expected()
+            if due is not None and due <= now:
+                self._capacity.expect(self.queue.name, now)
+
+    # The end of a poll.
+
+    def succeeded(self, poll: Poll, message_ids: Collection[str], now: float) -> None:
+        """SQS has answered with these messages, which are being taken until `ended`."""
+        probe = self.failures > 0 and poll.wait < self._wait
+        self.failures = 0
+        self.answered = True
+        took = now - poll.started
+        poll.more = self._is_more_likely(len(message_ids), now, 0.0 if poll.helper else took)
+        if poll.helper and self.queue.fifo:  # it may find nothing because groups wait for runs here
+            self.schedule.arrived(message_ids)
+        elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
+            self.schedule.polled(now, message_ids, took=took if poll.wait or not self._wait else math.inf)
+        self._note_answer(poll, len(message_ids), now)
+
+    def failed(self, poll: Poll, error: SQSError, now: float) -> Failure:
+        """The request failed; `ended` follows."""
+        if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
+            self._attempts.unanswered(poll.attempt)
+        failure = self._meaning_of(poll, error, now)
+        if failure is Failure.CUT:
+            self.cuts += 1
+        self._note_answer(poll, 0, now)
+        return failure
+
+    def _meaning_of(self, poll: Poll, error: SQSError, now: float) -> Failure:
+        """What the error means; it is counted, unless an overdue poll has it, which has counted before."""
+        if isinstance(error, AnswerLostError) and REFUSED_WITHIN_SECONDS <= now - poll.started < poll.wait:
+            self.failures += 1
+            return Failure.CUT
+        missing = isinstance(error, QueueDoesNotExistError)
+        if poll.overdue or (missing and self.state is Polling.STOPPED):  # its last consumer has deleted it
+            return Failure.EXPECTED
+        self.failures += 1
+        is_new = self.queue.origin == "created" and not self.answered and self.failures <= NEW_QUEUE_FAILURES
+        return Failure.EXPECTED if missing and is_new else Failure.OUTAGE
+
+    def _is_more_likely(self, messages: int, now: float, took: float) -> bool:
+        if self.queue.fifo:
+            return messages > 0 and now >= self._no_helper_before
+        return messages >= (NEARLY_FULL_BATCH if took < ANSWERED_AT_ONCE_SECONDS else BATCH_ENTRIES)
+
+    def _note_answer(self, poll: Poll, messages: int, now: float) -> None:
+        if poll.state is not PollState.UNANSWERED:
+            self._capacity.answered(poll.reservation, messages, now)
+        poll.state = PollState.ANSWERED
+        poll.overdue_at = now + STUCK_AFTER_SECONDS
+
+    def taken(self, poll: Poll, now: float) -> None:
+        """What the poll brought is held, or not kept. Idempotent."""
+        self._capacity.taken(poll.reservation, now)
+
+    def ended(self, poll: Poll, now: float) -> None:
+        """The poll is over, and another may follow."""
+        replaced = poll.overdue
+        self.in_flight.remove(poll)
+        self.taken(poll, now)
+        if self.state is not Polling.ACTIVE:
+            return
+        if poll.helper and not poll.more:
+            self._no_helper_before = now + HELPER_PAUSE_SECONDS
+        elif poll.more and (poll.helper or self._may_add_helper()):
+            self._helpers += 1
+        if not poll.helper and not replaced:
+            self._not_before = now + pause(self.failures) if self.failures else now
+
+    def _may_add_helper(self) -> bool:
+        """Beside the next long poll, and those in flight."""
+        return not self.failures and len(self.in_flight) + self._helpers + 1 < MAX_PARALLEL_POLLS
+
+    def note_late(self, now: float) -> list[Poll]:
+        """Note which polls have become overdue: the capacity of unanswered ones is given back."""
+        overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
+        for poll in overdue:
+            poll.state = OVERDUE[poll.state]
+            if poll.state is PollState.UNANSWERED:
+                self._capacity.answered(poll.reservation, 0, now)
+                self.failures += 1
+        if overdue:
+            self._not_before = now
+        return overdue
+
+    # Facts. Any thread.
+
+    def waits_in_time(self, now: float) -> bool:
+        """Whether a poll is in flight, and none is overdue."""
+        in_flight = self.in_flight.copy()
+        return bool(in_flight) and all(poll.overdue_at > now for poll in in_flight)
+
+    def late(self, now: float) -> float:
+        """For how many seconds a poll, or its answer, has been due; 0 while it waits for capacity."""
+        if self.state is not Polling.ACTIVE:
+            return 0.0
+        poll = self._long_poll()
+        due = self._next_long_poll() if poll is None else poll.started + poll.wait
+        return 0.0 if due is None else max(0.0, now - due)
+
+    def accepted(self, now: float) -> bool:
+        """Whether SQS has answered a poll, or lets one wait for messages."""
+        waiting = (poll for poll in self.in_flight.copy() if not poll.overdue)
+        return self.answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)
