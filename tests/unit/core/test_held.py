@@ -22,6 +22,7 @@ from celery_sqs_visibility.core.held import (
     DEADLINE_PASSED,
     HORIZON_REACHED,
     LOOK_SECONDS,
+    MARGIN_SECONDS,
     NOBODY_BEGINS_IT,
     STANDS_STILL_SECONDS,
     Arrival,
@@ -120,6 +121,14 @@ def test_what_ran_and_is_settled_is_not_known_by_its_tag(core):
     ran = core.run()
     core.settle(ran, Delete(), NOW)
     assert core.get(ran.tag) is None
+
+
+def test_what_its_task_had_hidden_for_long_is_known_as_finished_for_as_long_as_it_can_come_back(core, held):
+    held.deadline = NOW + 5000
+    core.settle(held, Delete(), NOW)
+    core.finish(delivery(), held.deadline + MARGIN_SECONDS)
+    again = delivery(held.deadline, held.facts.message_id)
+    assert core.receive([again], held.deadline) == [(Arrival.FINISHED, again)]
 
 
 def test_tags_are_forgotten_with_their_deliveries(core):
@@ -483,7 +492,7 @@ class TestLeases:
         }
         assert held.lease is None
         assert begin[first]()
-        assert held.lease.deadline == held.deadline
+        assert (held.lease.deadline, held.lease.horizon) == (held.deadline, held.horizon)
         assert held.lease_key == (key := held.lease.key)
         assert begin[then]()
         assert (held.lease_key, held.state) == (key, State.RUNNING)
@@ -553,6 +562,7 @@ class TestReceipts:
         assert (one.started, one.on_lost, one.acknowledged_early) == (True, on_lost, True)
         assert (one.lost, one.lease is lease, lease.lost) == (False, True, False)
         assert (lease.deadline, lease.horizon) == (again.deadline, again.horizon)
+        assert core.due(NOW + TIMEOUT) == [], "it is not extended at once"
         assert core.beat(NOW + 2 * TIMEOUT - INTERVAL) == ([one], [])
 
     def test_what_is_known_of_its_payload_is_kept_and_the_receives_are_the_newer_ones(self, core, held):
@@ -579,7 +589,7 @@ class TestReceipts:
         core.come_back(one, NOW + 82)
         deadline = one.deadline
         ended = core.answered(extension, error, NOW + 80, NOW + 85)
-        assert (ended.held, ended.extended, ended.lost) == (False, False, None)
+        assert (ended.delivery, ended.held, ended.extended, ended.lost) == (one, False, False, None)
         assert (one.deadline, one.lease.deadline, one.lost, one.lease.lost) == (
             deadline,
             deadline,
