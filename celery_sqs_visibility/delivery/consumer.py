@@ -33,7 +33,7 @@ from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.polling import PollSchedule
-from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
 
 logger = logging.getLogger(__name__)
@@ -75,9 +75,7 @@ class QueueConsumer:
         self.options = holder.options
         self.redrive = holder.redrive
         self._pump = pump  # whose lock guards the capacity and the turns
-        self.capacity = capacity or Capacity(
-            self.options.prefetch_seconds, slots, None if turns is None else turns.turns
-        )
+        self.capacity = capacity or Capacity(PREFETCH_SECONDS, slots, None if turns is None else turns.turns)
         self._clock = clock
         self._turns = turns
         if turns is not None:

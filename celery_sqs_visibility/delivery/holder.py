@@ -38,12 +38,19 @@ logger = logging.getLogger(__name__)
 #: this long after the delay has passed since the answer.
 REAPPEARS_AFTER_SECONDS: Final = 0.02
 
+#: How long a delete or a visibility change waits for others to fill a batch. Several deletes wait five times
+#: as long, but not those of a FIFO queue.
+SETTLE_WINDOW_SECONDS: Final = 0.02
+
 #: How long the end of a consumer waits for payloads that are being removed.
 REMOVAL_SECONDS: Final = 1.0
 
 
 class DeliveryHolder:
     """The `core.delivery.Holder` of all consumers of a process and a broker. Any thread; makes no request.
+
+    Args:
+        settle_window: `SETTLE_WINDOW_SECONDS`; 0 sends at once.
 
     Attributes:
         dead_letters: sends dead letters.
@@ -58,13 +65,13 @@ class DeliveryHolder:
         clock: Clock,
         pump: Pump,
         outgoing: OutgoingMessages,
+        settle_window: float,
     ) -> None:
         self.options = options
         self.redrive = redrive
         self._clock = clock
         self._lock = pump.lock  # guards _held, and the mutable fields of its deliveries
-        window = options.settle_window
-        self._held = Held(options.for_queue, options.longest_visibility_timeout, window)
+        self._held = Held(options.for_queue, options.longest_visibility_timeout, settle_window)
         self._pump = pump
         self._permissions = permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
@@ -73,7 +80,7 @@ class DeliveryHolder:
         self._store = outgoing.store
         self._removals = Removals(self._store.objects, clock, pump) if self._store else None
         self.settler = Settler(self._held.batches, clock, self._settled, self._send_letter, permissions, pump)
-        copies = PendingCopies(window, outgoing.offloads, self._spare)
+        copies = PendingCopies(settle_window, outgoing.offloads, self._spare)
         self.copies = Copies(copies, outgoing, permissions, clock, self._copied, pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 

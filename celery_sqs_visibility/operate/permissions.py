@@ -187,7 +187,7 @@ class AppResources:
         """Add the ARNs that metrics are sampled from, and those that the commands read and create."""
         options = self._options
         self.arns["ages"].append(ANY)
-        if options.samples_queues:
+        if options.has_metrics:
             self.arns["sampled_ages"].append(ANY)
             for kind in self.arns.keys() & {"dead_letters", "plain_dead_letters"}:
                 self.arns["sampled"] += self.arns[kind]

@@ -7,22 +7,29 @@ from itertools import accumulate
 from typing import Final
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.options import LEAST_CONTAINERS, LEAST_NESTING, ContentOptions
 
 #: A list is as deep as an object.
 _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
-#: JSON with no more brackets is within any bounds that the options may set, and is not measured.
-FEW_BRACKETS: Final = min(LEAST_CONTAINERS, LEAST_NESTING)
+#: The most lists and objects of a content. Each takes 60 bytes of memory or more: at the worst 100 MB in all.
+MAX_CONTAINERS: Final = 500_000
+
+#: The most levels: Python's limit of recursion lets a pool's process unpickle no deeper structure.
+MAX_NESTING: Final = 400
+
+#: JSON with no more brackets than this is within the bounds, and is not measured.
+FEW_BRACKETS: Final = 100
 
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 #: A text without its characters: quotes and brackets, also without the closing quote.
 _MARKS_IN_TEXT: Final = re.compile(rb'"[^"]*"?')
 
 
-def check_json(content: str | bytes, limits: ContentOptions) -> None:
+def check_json(
+    content: str | bytes, max_containers: int = MAX_CONTAINERS, max_nesting: int = MAX_NESTING
+) -> None:
     """Measure JSON before it is decoded. Content that has too few brackets for any bound is only counted.
 
     Raises:
@@ -32,27 +39,23 @@ def check_json(content: str | bytes, limits: ContentOptions) -> None:
         opened = content.count("[") + content.count("{")
     else:
         opened = content.count(b"[") + content.count(b"{")
-    if opened <= limits.nesting_max and opened <= limits.containers_max:  # most messages
+    if opened <= max_nesting and opened <= max_containers:  # most messages
         return
     lists = _lists(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
-    check_count(lists.count(b"["), limits.containers_max)
-    if _depth(lists) > limits.nesting_max:
-        raise too_deep(limits.nesting_max)
+    check_count(lists.count(b"["), max_containers)
+    if _depth(lists) > max_nesting:
+        raise too_deep(max_nesting)
 
 
-def check_count(counted: int, most: int) -> None:
+def check_count(counted: int, most: int = MAX_CONTAINERS) -> None:
     """Raise `TooLargeError` for more lists and objects than may be."""
     if counted > most:
-        raise TooLargeError(
-            f"it holds {counted:,} lists and objects, and {most:,} are read: see the option containers_max"
-        )
+        raise TooLargeError(f"it holds {counted:,} lists and objects, and {most:,} are read")
 
 
-def too_deep(most: int) -> TooLargeError:
+def too_deep(most: int = MAX_NESTING) -> TooLargeError:
     """The error for content that is nested deeper than may be."""
-    return TooLargeError(
-        f"its lists and objects are nested more than {most:,} levels deep: see the option nesting_max"
-    )
+    return TooLargeError(f"its lists and objects are nested more than {most:,} levels deep")
 
 
 def _lists(content: bytes) -> bytes:

@@ -85,16 +85,6 @@ MOST_RUNNING: Final = 10_000
 #: worst a run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
 DECOMPRESSED_BYTES: Final = 8 * MESSAGE_BYTES
 
-#: Most lists and objects of a body by default: at the worst 100 MB in Python.
-CONTAINERS: Final = 500_000
-
-#: Most levels by default: Python's limit of recursion lets a pool's process unpickle no deeper structure.
-NESTING: Final = 400
-
-#: The least that the options may be.
-LEAST_CONTAINERS: Final = 1000
-LEAST_NESTING: Final = 100
-
 #: How often queues are counted: where workers agree on one that counts, and where each of them counts.
 SAMPLE_SECONDS: Final = 60.0
 SAMPLE_ALONE_SECONDS: Final = 300.0
@@ -265,8 +255,11 @@ def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContentOptions:
-    """Limits of a message's content, checked before it is decompressed or decoded."""
+class Options(SharedOptions):
+    """`broker_transport_options`, checked. Durations are seconds.
+
+    A name with a dash in kombu (`client-config`) has an underscore here.
+    """
 
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
@@ -274,32 +267,6 @@ class ContentOptions:
         "The most bytes of a compressed message's body after decompression; a payload in S3 may have 64 "
         "MiB. A larger message is a bad message. Raise it for larger tasks, and give workers enough memory.",
     )
-    containers_max: int = option(
-        CONTAINERS,
-        Whole(LEAST_CONTAINERS, floats=False),
-        "The most lists and objects of a message in JSON or MessagePack; each takes 60 bytes of memory or "
-        "more, and two of the message's body. In YAML a tenth of it limits values of any kind. A message "
-        "with more is a bad message. Raise it for tasks with large structures as arguments.",
-    )
-    nesting_max: int = option(
-        NESTING,
-        Whole(LEAST_NESTING, floats=False),
-        "The deepest nesting of lists and objects in JSON or YAML. A message with more levels is a bad "
-        "message. Raise it for arguments that are deep trees.",
-    )
-
-
-#: Limits of a message that did not come by a connection of ours.
-DEFAULT_LIMITS: Final = ContentOptions()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(ContentOptions, SharedOptions):
-    """`broker_transport_options`, checked. Durations are seconds.
-
-    A name with a dash in kombu (`client-config`) has an underscore here.
-    """
-
     remote_control: bool = option(
         False,
         flag,
@@ -320,14 +287,6 @@ class Options(ContentOptions, SharedOptions):
         "destination of the metrics.",
         "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
-    sample_queues: float | None = option(
-        None,
-        Seconds(10, 3600, zero=True),
-        "How often a worker with metrics asks SQS for the number of messages in its queues, and CloudWatch "
-        "for the age of the oldest; 0: never. With `coordination_store` one worker asks for all, without it "
-        "each does. Raise it to save requests, or set 0 to make none.",
-        f"{SAMPLE_SECONDS:g} with `coordination_store`, else {SAMPLE_ALONE_SECONDS:g}",
-    )
     shutdown_timeout: float | None = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
@@ -343,27 +302,6 @@ class Options(ContentOptions, SharedOptions):
         "run it, too. 'continue': the run goes on, and `self.visibility.lost` is true. 'terminate': the "
         "worker ends the run, except in the pools threads and solo. Set it to 'terminate' if two runs at "
         "once do harm.",
-    )
-    settle_window: float = option(
-        0.02,
-        Seconds(0, 5),
-        "How long a delete or a visibility change waits for others to fill a batch; 0 sends at once. Several "
-        "deletes wait five times as long, but not those of a FIFO queue.",
-        internal=True,
-    )
-    prefetch_seconds: float = option(
-        1.0,
-        Seconds(0, 60),
-        "How many seconds of work, at the measured pace, a worker holds beyond the tasks that run; 0: none. "
-        "Of tasks that take a second or more it holds none in any case.",
-        internal=True,
-    )
-    share_requests: bool = option(
-        True,
-        flag,
-        "Whether publications to a queue at the same time, in threads or greenlets of a process, share "
-        "requests: see [publishing many](publishing-many.md#from-several-threads). Set it to False if each "
-        "publication must be a request of its own.",
     )
     queues: Entries = option(
         {},
@@ -618,15 +556,8 @@ class Options(ContentOptions, SharedOptions):
 
     @property
     def sample_seconds(self) -> float:
-        """How often a worker that has metrics counts its queues; 0: never."""
-        if self.sample_queues is None:
-            return SAMPLE_ALONE_SECONDS if self.coordination_store is None else SAMPLE_SECONDS
-        return self.sample_queues
-
-    @property
-    def samples_queues(self) -> bool:
-        """Whether a worker counts its queues."""
-        return self.has_metrics and self.sample_seconds > 0
+        """How often a worker that has metrics counts its queues."""
+        return SAMPLE_ALONE_SECONDS if self.coordination_store is None else SAMPLE_SECONDS
 
     @property
     def readable_payloads(self) -> ReadablePayloads:

@@ -3,7 +3,7 @@
 On a whiteboard, the tasks that wait in memory for their ETA left out:
 
   limit     = slots                          of long tasks, and as long as no task has run
-              what runs in prefetch_seconds  of shorter ones, see `message_limit`
+              what runs in PREFETCH_SECONDS  of shorter ones, see `message_limit`
   capacity  = limit - occupied - messages asked for by polls that are likely to bring them
   unclaimed = capacity - messages asked for by the other polls
   spare     = slots that are free, or soon will be, + overcommit; 0 if there is no such slot
@@ -34,6 +34,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
+
+#: Seconds of work, at the measured pace, that a worker holds beyond the tasks that run.
+PREFETCH_SECONDS: Final = 1.0
 
 #: The measured pace wobbles: it counts only where it is clearly above Celery's own prefetch count.
 WORTHWHILE: Final = 1.5

@@ -67,10 +67,6 @@ class TransportOptions(_Dashed, SharedOptions, total=False):
     """`broker_transport_options`: docs/options.md says what each does. The last ones are kombu's own."""
 
     decompressed_max_bytes: int
-    containers_max: int
-    nesting_max: int
-    sample_queues: float | None
-    share_requests: bool
     remote_control: bool
     metrics: Sequence[Literal["prometheus", "opentelemetry", "emf"]] | None
     shutdown_timeout: float | None

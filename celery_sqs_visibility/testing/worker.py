@@ -29,6 +29,7 @@ from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Extended, Lost, Superseded, subscribe
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -105,9 +106,9 @@ class Worker(DeliveryHolder):
         self, app: Celery[Any], context: BrokerContext, clock: Clock, leases: LeaseTable, wait: Any
     ) -> None:
         options = context.options
-        super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing)
+        super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing, settle_window=0.0)
         self.dead_letters.worker_name = context.worker_name
-        self.capacity = Capacity(options.prefetch_seconds)
+        self.capacity = Capacity(PREFETCH_SECONDS)
         self.give_leases(leases)
         self._context = context
         self._wait = wait

@@ -273,6 +273,7 @@ class World:
     def _new_context(self, app: Celery[Any], name: str) -> BrokerContext:
         context = BrokerContext(self._broker, self._options)
         context.worker_name = name
+        context.send = context.outgoing.send  # nothing waits for others
         if self._options.coordination_store is not None:
             store = GuardedStore(self._store, start_thread, self.clock)
             vars(context)["coordination_store"] = store  # a cached property
@@ -307,7 +308,5 @@ def _settings_of(app: Celery[Any]) -> tuple[Any, Any]:
                 f"expected an app on SQS, got one on {transport.driver_name!r}: set "
                 "broker_transport = 'celery_sqs_visibility'"
             )
-        # Nothing waits for more to settle, and queues have no other addresses.
-        return transport.broker, replace(
-            transport.options, settle_window=0.0, share_requests=False, predefined_queues={}
-        )
+        # Queues have no other addresses.
+        return transport.broker, replace(transport.options, predefined_queues={})

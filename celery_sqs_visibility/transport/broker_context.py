@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.holder import DeliveryHolder
+from celery_sqs_visibility.delivery.holder import SETTLE_WINDOW_SECONDS, DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_any_message, decode_message
@@ -100,7 +100,7 @@ class BrokerContext:
         self.queues = queues_of(self.client_settings, options)
         self.payloads = payloads_of(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
-        self.send = (SharedRequests(self.outgoing) if options.share_requests else self.outgoing).send
+        self.send = SharedRequests(self.outgoing).send
         self.new_sender = partial(Sender, self.queues.forget, self.outgoing)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
@@ -108,9 +108,9 @@ class BrokerContext:
         # All message attributes: a dead letter keeps those of its sender, and they cost no request.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.attribute_names = custom
-        self.decode_message = partial(decode_message, attribute_names=custom, limits=options)
+        self.decode_message = partial(decode_message, attribute_names=custom)
         self.decode_for_worker: DecodeMessage = self.decode_message
-        self.decode_any_message = partial(decode_any_message, attribute_names=custom, limits=options)
+        self.decode_any_message = partial(decode_any_message, attribute_names=custom)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
         self.pump = Pump()
@@ -130,7 +130,9 @@ class BrokerContext:
     @cached_property
     def holder(self) -> DeliveryHolder:
         """Holder of all messages that this process has received. The thread that makes a consumer."""
-        return DeliveryHolder(self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing)
+        return DeliveryHolder(
+            self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing, SETTLE_WINDOW_SECONDS
+        )
 
     def _worker_capacity(self) -> Capacity:
         """One for the worker's consumers, so that what earlier connections still run counts.
@@ -139,7 +141,7 @@ class BrokerContext:
         """
         if self._capacity is None or self._capacity.slots is not self.slots:
             turns = None if self.turns is None else self.turns.turns
-            self._capacity = Capacity(self.options.prefetch_seconds, self.slots, turns)
+            self._capacity = Capacity(PREFETCH_SECONDS, self.slots, turns)
         return self._capacity
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:

@@ -29,7 +29,6 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS, check_json
 from celery_sqs_visibility.policy.message_attributes import is_asked_for
-from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.published_ids import check_names, checked_id
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
@@ -151,7 +150,6 @@ def decode_message(
     queue: Queue,
     message: ReceivedMessage,
     attribute_names: Sequence[str] = ("All",),
-    limits: ContentOptions = DEFAULT_LIMITS,
 ) -> DecodedMessage:
     """Read a received message. The task sees the message attributes of the given names.
 
@@ -159,14 +157,13 @@ def decode_message(
         NoTaskError: it is not kombu's.
         UnreadableError: it is, and something in it is wrong.
     """
-    return _received(_open(_text(message["Body"]), limits), queue, message, attribute_names)
+    return _received(_open(_text(message["Body"])), queue, message, attribute_names)
 
 
 def decode_any_message(
     queue: Queue,
     message: ReceivedMessage,
     attribute_names: Sequence[str] = ("All",),
-    limits: ContentOptions = DEFAULT_LIMITS,
 ) -> DecodedMessage:
     """Read a received message for a consumer that is not Celery's. Never raises.
 
@@ -175,7 +172,7 @@ def decode_any_message(
     """
     body = message["Body"]
     try:
-        return _received(_open(_text(body), limits), queue, message, attribute_names)
+        return _received(_open(_text(body)), queue, message, attribute_names)
     except UnreadableError:
         text = _base64_text(body)
         payload = {"body": body if text is None else text, "properties": {"delivery_info": {}}}
@@ -322,11 +319,11 @@ def read_json(text: str) -> Any:
     return value if end == len(text) else json.loads(text)
 
 
-def _open(text: str, limits: ContentOptions) -> DecodedMessage:
+def _open(text: str) -> DecodedMessage:
     many = text.count("{") + text.count("[") > FEW_BRACKETS
     if many:
         try:
-            check_json(text, limits)
+            check_json(text)
         except TooLargeError as error:
             raise UnreadableError(str(error)) from None
     try:

@@ -12,11 +12,16 @@ from typing import Any, Final
 
 from celery_sqs_visibility.contacts.channel import DECODERS
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.json_bounds import check_count, check_json, too_deep
-from celery_sqs_visibility.policy.options import ContentOptions
+from celery_sqs_visibility.policy.json_bounds import (
+    MAX_CONTAINERS,
+    MAX_NESTING,
+    check_count,
+    check_json,
+    too_deep,
+)
 
 #: A value of YAML takes ten times the memory of a list while it is read (650 bytes), and 0.1 ms.
-CONTAINERS_A_YAML_VALUE: Final = 10
+MAX_YAML_VALUES: Final = MAX_CONTAINERS // 10
 
 #: The key that copies another object's values, which may each be such a copy: PyYAML never writes it.
 YAML_MERGE: Final = "<<"
@@ -38,7 +43,6 @@ def check_content(
     content: str | bytes,
     content_type: str | None,
     encoding: str | None,
-    limits: ContentOptions,
     accept: Container[str] | None = None,
 ) -> None:
     """Measure content before it is decoded. Errors of its format are left to its decoder.
@@ -50,7 +54,7 @@ def check_content(
     """
     if (check := CHECKS.get(content_type or NO_TYPE)) is not None:
         if accept is None or content_type in accept:
-            check(content, limits)
+            check(content)
     elif (content_type or NO_TYPE) not in DECODERS:
         _check_encoding(content, encoding or "utf-8")
 
@@ -66,9 +70,9 @@ def _check_encoding(content: str | bytes, encoding: str) -> None:
         raise TooLargeError(f"its content encoding is {encoding!r}, whose content has no bound")
 
 
-def _check_messagepack(content: str | bytes, limits: ContentOptions) -> None:
+def _check_messagepack(content: str | bytes) -> None:
     """Count lists and objects, of which none is kept. MessagePack itself bounds their nesting (to 1,024)."""
-    if len(content) <= limits.containers_max or isinstance(content, str):
+    if len(content) <= MAX_CONTAINERS or isinstance(content, str):
         return
     try:
         import msgpack  # noqa: PLC0415 - kombu has it where it is installed
@@ -79,7 +83,7 @@ def _check_messagepack(content: str | bytes, limits: ContentOptions) -> None:
     def count(_: object) -> None:
         nonlocal counted
         counted += 1
-        check_count(counted, limits.containers_max)
+        check_count(counted)
 
     try:
         msgpack.unpackb(content, raw=True, strict_map_key=False, list_hook=count, object_hook=count)
@@ -89,32 +93,32 @@ def _check_messagepack(content: str | bytes, limits: ContentOptions) -> None:
         return
 
 
-def _check_yaml(content: str | bytes, limits: ContentOptions) -> None:
+def _check_yaml(content: str | bytes) -> None:
     """Count values, and look for keys that multiply them; PyYAML takes as long to parse as to make them."""
     try:
         import yaml  # noqa: PLC0415 - kombu has it where it is installed
     except ImportError:
         return
     try:
-        _check_events(yaml, content, limits)
+        _check_events(yaml, content)
     except TooLargeError:
         raise
     except Exception:  # noqa: BLE001 - as above; PyYAML lets some escape that are none of its own
         return
 
 
-def _check_events(yaml: Any, content: str | bytes, limits: ContentOptions) -> None:
-    most, counted, depth = limits.containers_max // CONTAINERS_A_YAML_VALUE, 0, 0
+def _check_events(yaml: Any, content: str | bytes) -> None:
+    counted, depth = 0, 0
     for event in yaml.parse(content, Loader=yaml.SafeLoader):
         counted += isinstance(event, yaml.NodeEvent)
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.ScalarEvent):
             _check_scalar(event)
-        if depth > limits.nesting_max:
-            raise too_deep(limits.nesting_max)
-        if counted > most:
-            raise TooLargeError(f"it holds more than {most:,} values of YAML: see the option containers_max")
+        if depth > MAX_NESTING:
+            raise too_deep()
+        if counted > MAX_YAML_VALUES:
+            raise TooLargeError(f"it holds more than {MAX_YAML_VALUES:,} values of YAML")
 
 
 def _check_scalar(event: Any) -> None:
@@ -127,7 +131,7 @@ def _check_scalar(event: Any) -> None:
         raise TooLargeError(f"it has a number of {len(event.value):,} characters")
 
 
-CHECKS: Final[dict[str, Callable[[str | bytes, ContentOptions], None]]] = {
+CHECKS: Final[dict[str, Callable[[str | bytes], None]]] = {
     "application/json": check_json,
     "application/x-yaml": _check_yaml,
     "application/x-msgpack": _check_messagepack,

@@ -18,11 +18,10 @@ from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
 from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
-from celery_sqs_visibility.policy.options import DEFAULT_LIMITS, ContentOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, read_json, with_eta
 from celery_sqs_visibility.transport.content_bounds import check_content
-from celery_sqs_visibility.transport.decompression import inflate
+from celery_sqs_visibility.transport.decompression import LARGEST_BODY, inflate
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -93,7 +92,8 @@ class Message(LeanMessage):
 
     def _largest_body(self) -> int:
         """Most bytes of the decompressed body; where the payload was in S3, of any such payload."""
-        most = _limits(self.channel).decompressed_max_bytes
+        options = getattr(getattr(self.channel, "context", None), "options", None)
+        most = options.decompressed_max_bytes if options else LARGEST_BODY
         in_s3 = self.delivery is not None and self.delivery.pointer is not None
         return max(most, PAYLOAD_BYTES) if in_s3 else most
 
@@ -115,8 +115,7 @@ class Message(LeanMessage):
         )
         small = plain and (len(body) <= FEW_BRACKETS or body.count(b"[") + body.count(b"{") <= FEW_BRACKETS)
         if not small and isinstance(body, (bytes, str)):
-            limits = _limits(self.channel)
-            check_content(body, self.content_type, self.content_encoding, limits, self.accept)
+            check_content(body, self.content_type, self.content_encoding, self.accept)
         if plain:
             try:
                 return read_json(body.decode(self.content_encoding))
@@ -161,11 +160,6 @@ class Message(LeanMessage):
         if self.delivery is not None:
             self.delivery.refuse(reason, self._encoded(), others_may=others_may)
             self.note_rejected()
-
-
-def _limits(channel: Any) -> ContentOptions:
-    """The options of the message's connection."""
-    return getattr(getattr(channel, "context", None), "options", DEFAULT_LIMITS)
 
 
 class QoS(virtual.QoS):

@@ -7,6 +7,7 @@ environment, and the test makes its own producer app from the same settings.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import threading
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONFIG_VARIABLE = "CELERY_TEST_CONFIG"
+
+#: A setting that gives constants of the package other values in a worker's process: by dotted path.
+CONSTANTS = "constants_of_the_package"
 
 #: Of the broker the README's one setting, and nothing else: a URL would have every worker import the
 #: transport as soon as its app makes a connection.
@@ -58,6 +62,10 @@ def encode_config(config: Mapping[str, Any]) -> str:
 def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any) -> Celery:
     """An app with the test's settings: `config`, or what the environment of this worker process says."""
     settings = json.loads(os.environ.get(CONFIG_VARIABLE, "{}")) if config is None else config
+    if config is None:
+        for path, value in settings.pop(CONSTANTS, {}).items():
+            module, _, constant = path.rpartition(".")
+            setattr(importlib.import_module(module), constant, value)
     app = Celery(name, **options)
     app.conf.update({**DEFAULTS, **settings})
     return app

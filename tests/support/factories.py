@@ -30,7 +30,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options, QueueOptions
-from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.worker.bound_tasks import bind_request_class
@@ -328,14 +328,16 @@ def queue_consumer(
     leases=None,
     pump=None,
     capacity=None,
+    settle_window=0.0,
+    prefetch_seconds=PREFETCH_SECONDS,
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options, unless it has a `holder`."""
     pump = pump or (holder._pump if holder else Pump(clock))
-    parsed = Options.parse({"visibility_timeout": TIMEOUT, "settle_window": 0, **options})
+    parsed = Options.parse({"visibility_timeout": TIMEOUT, **options})
     outgoing = OutgoingMessages(PayloadStore(payloads)) if payloads else OutgoingMessages()
     made = QueueConsumer(
-        holder or DeliveryHolder(parsed, redrive or RedriveBook(), clock, pump, outgoing),
+        holder or DeliveryHolder(parsed, redrive or RedriveBook(), clock, pump, outgoing, settle_window),
         EVERYTHING,
         open_message,
         Buffer() if buffer is None else buffer,
@@ -347,7 +349,7 @@ def queue_consumer(
         turns=turns,
         pauses=pauses,
         consumers=consumers,
-        capacity=capacity,
+        capacity=capacity or Capacity(prefetch_seconds, slots, turns and turns.turns),
     )
     made.set_prefetch_count(10)
     return made

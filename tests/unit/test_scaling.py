@@ -16,9 +16,11 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.core.extensions import BUCKETS
 from celery_sqs_visibility.core.held import Held
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
+from celery_sqs_visibility.delivery.holder import SETTLE_WINDOW_SECONDS
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
 
 PAGE = ROOT / "docs/scaling.md"
 WORK = scaling.Workload("task", seconds=1)
@@ -60,8 +62,8 @@ def test_the_formulae_know_the_defaults_and_the_package():
     options = Options.parse({})
     assert scaling.LONGEST_TRANSIT_SECONDS == LONGEST_TRANSIT_SECONDS
     assert scaling.BUCKETS_OF_THE_SCHEDULE == BUCKETS
-    for name in ("visibility_timeout", "settle_window", "prefetch_seconds"):
-        assert getattr(WORK, name) == getattr(options, name)
+    assert WORK.visibility_timeout == options.visibility_timeout
+    assert (WORK.settle_window, WORK.prefetch_seconds) == (SETTLE_WINDOW_SECONDS, PREFETCH_SECONDS)
 
 
 @pytest.mark.parametrize("seconds", [1, 39, 79, 81, 200, 1200, 7205])

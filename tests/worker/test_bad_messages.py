@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import Counter
 
+import msgpack
 import pytest
 from support import badmessages
 from support.badmessages import BAD, body_of, encoded, envelope, generated, nested, old_body
@@ -188,7 +189,7 @@ def bomb(method, body):
 GZIP = {"compression": "gzip"}
 TOO_LARGE = f"larger than {LARGEST_BODY} bytes when decompressed"
 NEITHER = "neither a JSON object nor base64 of one"
-TOO_DEEP = "nested more than 400 levels deep: see the option nesting_max"
+TOO_DEEP = "nested more than 400 levels deep"
 NOT_LIMITS = "'timelimit' should be"
 UNDECODABLE = "cannot be decoded"
 UNKNOWN = "task 'no.such' is not registered"
@@ -313,10 +314,14 @@ def test_compressed_tasks_run(make_site):
 
 @pytest.mark.prefork_only("a run is pickled for a child")
 def test_arguments_too_deep_for_a_pools_process_cost_it_no_slot(make_site, sqs, reliability):
-    site = make_site(error_visibility_timeout=60, wait_time_seconds=2, nesting_max=900)
+    site = make_site(
+        {"accept_content": ["json", "msgpack"]}, error_visibility_timeout=60, wait_time_seconds=2
+    )
     site.create_queue()
     worker = site.start(concurrency=1)
-    deep = encoded(envelope(f'[["key", {nested(700)}], {{}}, {{}}]'.encode()))
+    content = msgpack.packb([["key", json.loads(nested(700))], {}, {}])  # which has no bound of 400 levels
+    types = {"content-type": "application/x-msgpack", "content-encoding": "binary"}
+    deep = encoded(envelope(content, **types))
     send(sqs, site.url, [deep] * 5)
     send(sqs, site.url, [good("after")])
     site.diary.wait_for("started", key="after")

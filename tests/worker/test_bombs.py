@@ -12,7 +12,8 @@ from support.badmessages import encoded, envelope
 from support.processes import wait_until
 
 from celery_sqs_visibility.delivery.settle.dead_letters import described
-from celery_sqs_visibility.policy.options import CONTAINERS, DECOMPRESSED_BYTES
+from celery_sqs_visibility.policy.json_bounds import MAX_CONTAINERS
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: What a worker should have left for a message.
@@ -83,7 +84,7 @@ JSON = "application/json"
 
 #: The most memory for content within the bounds: its content type, and the body.
 WORST = {
-    "objects": (JSON, lambda: as_body(b"[" + b'{"a":0},' * (CONTAINERS - 10) + b"0]")),
+    "objects": (JSON, lambda: as_body(b"[" + b'{"a":0},' * (MAX_CONTAINERS - 10) + b"0]")),
     "short texts": (JSON, lambda: as_body(filled(b'"ab",'))),
     "numbers": (JSON, lambda: as_body(filled(b"999,"))),
     "texts of MessagePack": (

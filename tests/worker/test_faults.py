@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 import pytest
-from support.app import behind, close_app, make_app
+from support.app import CONSTANTS, behind, close_app, make_app
 from support.faults import (
     Disconnected,
     black_hole,
@@ -93,8 +93,8 @@ class Trial:
 
 @pytest.fixture
 def make_trial(make_site, emulator, reliability, request):
-    def make(*, worker=None, **options):
-        site = make_site(**{"wait_time_seconds": 1, **options})
+    def make(settings=None, *, worker=None, **options):
+        site = make_site(settings, **{"wait_time_seconds": 1, **options})
         app = make_app("producer", behind(emulator.url, site.config), set_as_current=False)
         request.addfinalizer(functools.partial(close_app, app))
         return Trial(site, app, reliability, **(worker or {}))
@@ -394,7 +394,8 @@ def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
 
 
 def test_a_message_that_an_answer_lists_twice_runs_once_and_frees_its_slot(make_trial):
-    trial = make_trial(worker={"concurrency": 1}, prefetch_seconds=0)
+    constants = {"celery_sqs_visibility.transport.broker_context.PREFETCH_SECONDS": 0}
+    trial = make_trial({CONSTANTS: constants}, worker={"concurrency": 1})
     with trial.site.proxy.inject(list_twice(), RECEIVE):
         for number in range(6):
             trial.send(f"twice {number}")

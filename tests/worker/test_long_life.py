@@ -32,7 +32,7 @@ def test_a_child_for_every_task_under_load_runs_each_delivery_once_and_publishes
     make_site,
 ):
     # Three receivers, the heartbeat and the settlers are busy in the parent while it forks.
-    site = make_site(visibility_timeout=30, heartbeat_interval=28, wait_time_seconds=0, settle_window=0)
+    site = make_site(visibility_timeout=30, heartbeat_interval=28, wait_time_seconds=0)
     tasks = 50
     for key in range(tasks):
         site.send("publishing", key)

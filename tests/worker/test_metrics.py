@@ -6,6 +6,7 @@ import json
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
+from support.app import CONSTANTS
 from support.faults import json_answer
 from support.processes import SOON, free_port, wait_until
 
@@ -26,13 +27,17 @@ def scraped(port):
         }
 
 
+#: Queues are sampled every ten seconds.
+OFTEN = {CONSTANTS: {"celery_sqs_visibility.policy.options.SAMPLE_ALONE_SECONDS": 10}}
+
+
 def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_path):
     port = free_port()
     exports = tmp_path / "metrics.jsonl"
     site = make_site(
+        OFTEN,
         http_address=f":{port}",
         metrics=["prometheus", "opentelemetry", "emf"],
-        sample_queues=10,
         wait_time_seconds=1,
     )
     site.create_queue_with_dead_letters(9)
@@ -76,7 +81,7 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
 
 def test_queues_are_counted_where_metrics_are_on_and_a_quota_that_is_near_is_told(make_site):
     port = free_port()
-    site = make_site(http_address=f":{port}", wait_time_seconds=1, sample_queues=10)  # again, if too early
+    site = make_site(OFTEN, http_address=f":{port}", wait_time_seconds=1)  # again, if too early
     site.create_queue_with_dead_letters(9)
     site.proxy.inject(with_in_flight("119500"), "GetQueueAttributes", queue=site.queue)
     site.send("hopeless", "fails for good")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.app import CONSTANTS
 from support.scaling import scaling
+
+SETTLE_WINDOW = "celery_sqs_visibility.transport.broker_context.SETTLE_WINDOW_SECONDS"
 
 
 def entries(site, action):
@@ -16,7 +19,7 @@ def entries(site, action):
 @pytest.mark.own_pool
 def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
     work = scaling.Workload("quick", 0.05, slots=10, multiplier=0, settle_window=5)
-    site = make_site(settle_window=work.settle_window)
+    site = make_site({CONSTANTS: {SETTLE_WINDOW: work.settle_window}})
     for key in range(200):  # behind a hundred there is a backlog, or several polls would share the last ten
         site.send("quick", key)
     each = scaling.calls(work)
@@ -33,7 +36,7 @@ def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
 @pytest.mark.own_pool
 def test_a_task_of_a_fifo_queue_costs_three_requests(make_fifo_site):
     work = scaling.Workload("quick", 0.05, slots=4, settle_window=0, fifo=True)
-    site = make_fifo_site(settle_window=0)
+    site = make_fifo_site()
     for key in range(60):
         site.app.send_task("work.quick", (key,), MessageGroupId=f"group-{key % 20}")
     site.start(pool="threads", concurrency=4)
@@ -61,7 +64,7 @@ LONG = {"seconds": 9, "multiplier": 1, "visibility_timeout": 6}
     ids=["of nine seconds is extended twice", "that is retried is hidden and received once more"],
 )
 def test_a_task_costs_what_was_computed(make_site, arguments, work, calls):
-    site = make_site(visibility_timeout=work.visibility_timeout, settle_window=0)
+    site = make_site(visibility_timeout=work.visibility_timeout)
     site.start(concurrency=1, prefetch_multiplier=1)
     site.send(*arguments)
     site.diary.wait_for("done", key="a", timeout=60)

@@ -67,13 +67,6 @@ def test_sixteen_threads_make_a_fifth_of_the_requests_and_each_message_is_stored
     assert requests(site).total() <= 0.2 * 320
 
 
-def test_without_sharing_each_is_a_request(make_known):
-    site = make_known(share_requests=False)
-    with site.proxy.inject(latency(0.01)):
-        assert publish(site, 4, 20) == [None] * 20
-    assert requests(site) == {SENDS: 20}
-
-
 @pytest.fixture
 def together(make_known):
     """`together(fault)`: three publications that share a request which meets the fault; what each raised."""

@@ -13,6 +13,7 @@ import uuid
 import pytest
 from kombu import Queue
 from kombu.common import Broadcast
+from support.app import CONSTANTS
 from support.commands import run_celery, run_json
 from support.processes import SOON, free_port, wait_until
 
@@ -26,11 +27,11 @@ def site(make_site, queue, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
     prefix = f"c-{uuid.uuid4().hex[:8]}-"
     site = make_site(
+        {CONSTANTS: {"celery_sqs_visibility.policy.options.SAMPLE_ALONE_SECONDS": 10}},
         remote_control=True,
         control_prefix=prefix,
         supports_fanout=True,
         http_address=f":{free_port()}",
-        sample_queues=10,
         wait_time_seconds=1,
     )
     site.prefix = prefix

@@ -16,7 +16,6 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN, DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.policy.options import DEFAULT_LIMITS
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, ReadablePayloads, pointer_in
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.content_bounds import check_content
@@ -139,7 +138,7 @@ def arguments(payload: Mapping[str, Any]) -> Any:
         body = inflate(body, method)
     kind, encoding = (str(payload.get(name) or "") for name in ("content-type", "content-encoding"))
     accept = set(LEGIBLE_CONTENT)
-    check_content(body, kind, encoding, DEFAULT_LIMITS, accept)
+    check_content(body, kind, encoding, accept)
     return loads(body, kind, encoding, accept=accept)
 
 

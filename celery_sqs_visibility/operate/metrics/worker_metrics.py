@@ -180,21 +180,23 @@ class WorkerMetrics:
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
         self._is_read = exporters != (EMF,)  # whose lines have no number of events
-        self._sampler = self._open_sampler(context.options)
+        self._sampler = self._open_sampler(context.options.sample_seconds)
         if PROMETHEUS in exporters:
             self._open_prometheus()
         if OPENTELEMETRY in exporters:
             self._open_opentelemetry()
-        self._periodic = self._open_periodic(EMF in exporters)
+        jobs: list[Job] = [(self._sampler.sample, context.options.sample_seconds)]
+        if EMF in exporters:
+            jobs.append(self._log_job())
+        self._periodic = Periodic(jobs, self._sampler.end)
 
     def start(self) -> None:
         """Count from now on."""
         if self._is_read:
             _started.add(self._recorder)
             self._recorder.start()
-        if self._periodic is not None:
-            self._periodic.start()
-            self._ends.append(self._periodic.stop)
+        self._periodic.start()
+        self._ends.append(self._periodic.stop)
 
     def stop(self) -> None:
         """Count no more; harmless if it does not."""
@@ -222,10 +224,7 @@ class WorkerMetrics:
 
         self._ends.append(opentelemetry.export(self._series))
 
-    def _open_sampler(self, options: Options) -> Sampler | None:
-        interval = options.sample_seconds
-        if not interval:
-            return None
+    def _open_sampler(self, interval: float) -> Sampler:
         from celery_sqs_visibility.operate.found_queues import queue_depths  # noqa: PLC0415
         from celery_sqs_visibility.operate.metrics.sampler import Sampler, Turn  # noqa: PLC0415 - few sample
         from celery_sqs_visibility.operate.queue_metrics import metrics_of  # noqa: PLC0415
@@ -238,7 +237,6 @@ class WorkerMetrics:
         turn = Turn(store, self._turn_key, f"{context.worker_name}:{uuid.uuid4().hex}", interval)
         sampler = Sampler(lambda: queue_depths(context, self._queues(), ages), turn, interval)
         sampler.show(self._series)
-        self._sample_seconds = interval
         return sampler
 
     def _turn_key(self) -> str:
@@ -246,24 +244,13 @@ class WorkerMetrics:
         queues = sorted(url_or_name(self._context, name) for name in self._queues())
         return f"queue-depths:{sha256(chr(10).join(queues).encode()).hexdigest()}"
 
-    def _open_periodic(self, emf: bool) -> Periodic | None:  # noqa: FBT001
-        jobs: list[Job] = []
-        sampler = self._sampler
-        if sampler is not None:
-            jobs.append((sampler.sample, self._sample_seconds))
-        if emf:
-            jobs.append(self._log_job())
-        end = sampler.end if sampler is not None else lambda: None
-        return Periodic(jobs, end) if jobs else None
-
     def _log_job(self) -> Job:
         from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
 
-        sampler = self._sampler
         log = EMFLog(
             self._queues,
             lambda: worker_state(self._context),
-            lambda: sampler.depths if sampler is not None else [],
+            lambda: self._sampler.depths,
         )
         return log.write, INTERVAL_SECONDS
 

@@ -48,7 +48,7 @@ def check_waiters(capacity, world):
         world.shares, world.shared_at = shares, world.now
     checked_since = max(world.shared_at, world.account.awake_since)  # no supervisor runs in a sleep
     settled = world.now - checked_since > CHECK_INTERVAL_SECONDS
-    if settled and world.options["prefetch_seconds"] == 0:
+    if settled and world.prefetch_seconds == 0:
         waiters = list(capacity.waiters)
         with world.pump.lock:
             capacity.serve(world.now)

@@ -139,14 +139,17 @@ class Whole(RuleBasedStateMachine):
             "wait_time_seconds": chance.choice([0, 5]),
             "polling_interval": 1,
             "polling_interval_max": 4,
-            "settle_window": chance.choice([0, 0.05]),
-            "prefetch_seconds": chance.choice([0, 1]),
             "error_visibility_timeout": chance.choice([None, 9]),
             "payload_store": f"s3://{self.bucket.bucket}",
             "queue_order": order,
             "queues": {"first": {"weight": 3}, "second": {"max_running": 2}, "third.fifo": {}},
         }
-        self.options = options
+        self.prefetch_seconds = chance.choice([0, 1])
+        self.options = {
+            "settle_window": chance.choice([0, 0.05]),
+            "prefetch_seconds": self.prefetch_seconds,
+            **options,
+        }
         parsed = Options.parse(options)
         self.pump = Pump(self.clock)
         turns = Turns(order, parsed.for_queue) if order != "fair" or chance.random() < 0.5 else None

@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_the_readme():
     assert options.error_visibility_timeout is None
     assert options.wait_time_seconds == 20
     assert (options.polling_interval, options.polling_interval_max) == (0, 0)
-    assert (options.shutdown_timeout, options.settle_window, options.prefetch_seconds) == (None, 0.02, 1)
+    assert options.shutdown_timeout is None
     assert (options.when_exhausted, options.when_lost, options.dead_letter_queue) == (
         "delete",
         "continue",
@@ -93,8 +93,6 @@ BAD = {
     "sts_token_timeout": [899],
     "sts_token_buffer_time": [43_200],
     "wait_time_seconds": [WAIT_TIME_SECONDS + 1],
-    "settle_window": [6],
-    "prefetch_seconds": [61],
     "visibility_timeout": [0, 1.5],
     "error_visibility_timeout": [-1, [], [1, "x"], VISIBILITY_HORIZON_SECONDS + 1, *NO_PATHS],
     "when_exhausted": ["Keep", ["keep"]],
@@ -145,8 +143,6 @@ POLICY = {"RedrivePolicy": '{"maxReceiveCount": 5}'}
         ("sqs_base64_encoding", 0, False),
         ("heartbeat_interval", 0, 0),
         ("wait_time_seconds", 0, 0),
-        ("settle_window", 0, 0),
-        ("prefetch_seconds", 0, 0),
         ("sqs-creation-attributes", {"FifoQueue": True, "DelaySeconds": 5}, TEXTS),
         ("sqs-creation-attributes", {"RedrivePolicy": {"maxReceiveCount": 5}}, POLICY),
         ("queue_tags", {"team": 7}, {"team": "7"}),
@@ -273,7 +269,6 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
 DERIVED = {
     "`25, or 5 s less than the grace period`",
     "`['prometheus'] where `http_address` is set and prometheus_client is installed`",
-    "`60 with `coordination_store`, else 300`",
     "`visibility_timeout / 3`",
     "`polling_interval`",
     "`'fair', or 'weighted' if a queue has a weight`",
@@ -287,8 +282,6 @@ def test_the_reference_has_a_row_for_every_option_with_its_true_default_and_a_se
     by_name = {f"`{option_name(field.name)}`": field for field in shown}
     assert {field.name for field in fields(Options)} - {field.name for field in shown} == {
         "control_prefix",
-        "prefetch_seconds",
-        "settle_window",
     }
     assert len(rows) == len(by_name)
     for row in rows:

@@ -84,11 +84,11 @@ def test_a_connection_is_cloned_with_all_parts():
 
 def test_options_of_the_url_win():
     url = "celery-sqs-visibility://?region=eu-west-1&wait_time_seconds=5"
-    connection = Connection(url, transport_options={"region": "us-east-1", "prefetch_seconds": 2})
+    connection = Connection(url, transport_options={"region": "us-east-1", "polling_interval": 2})
     usable = Connection(connection.as_uri(include_password=True))
     for transport in (connection.transport, connection.clone().transport, usable.transport):
         assert (transport.options.region, transport.options.wait_time_seconds) == ("eu-west-1", 5)
-    assert connection.transport.options.prefetch_seconds == 2
+    assert connection.transport.options.polling_interval == 2
 
 
 def test_a_url_is_shown_without_its_secret():

@@ -41,12 +41,13 @@ def sqs(monkeypatch):
     sqs = Gathering()
     monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: sqs)
     monkeypatch.setattr(broker_context, "_contexts", {})
+    monkeypatch.setattr(broker_context, "SharedRequests", lambda outgoing: outgoing)
     return sqs
 
 
 def make_app(**settings):
     app = Celery("producer", broker="sqs://", broker_transport="celery_sqs_visibility", set_as_current=False)
-    app.conf.broker_transport_options = {"region": "us-east-1", "share_requests": False}
+    app.conf.broker_transport_options = {"region": "us-east-1"}
     app.conf.update(settings)
     return app
 

@@ -44,14 +44,10 @@ def test_who_gets_metrics(options, exporters):
     [
         ({}, 300),
         ({"coordination_store": "dynamodb://keys"}, 60),
-        ({"sample_queues": 20}, 20),
-        ({"sample_queues": 0, "coordination_store": "dynamodb://keys"}, 0),
     ],
 )
 def test_queues_are_sampled_where_metrics_are_on(options, seconds):
     assert Options.parse({"http_address": ":9540", **options}).sample_seconds == seconds
-    assert Options.parse({"http_address": ":9540", **options}).samples_queues is bool(seconds)
-    assert not Options.parse(options).samples_queues
 
 
 def test_a_package_that_is_missing_is_named_where_it_is_asked_for(monkeypatch):
@@ -142,7 +138,7 @@ def test_a_cancelled_queue_has_no_last_receive(app):
 def test_workers_share_a_turn_by_the_queues_at_sqs_and_not_by_celerys_names(app):
     keys = []
     for region in ("eu-west-1", "us-east-1", "eu-west-1"):
-        here = context(metrics=["emf"], sample_queues=60)
+        here = context(metrics=["emf"])
         here.queues = SimpleNamespace(
             find=lambda name, at=region: SimpleNamespace(url=f"https://{at}/{name}")
         )
@@ -165,18 +161,6 @@ def test_a_queue_of_which_no_more_may_run_is_told():
     assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
     here.turns.turns.hold("mail", 1)
     assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
-
-
-def test_where_queues_are_not_sampled_there_is_no_thread(app):
-    before = {thread.name for thread in threading.enumerate()}
-    metrics = WorkerMetrics(app, context(sample_queues=0), ("prometheus",))
-    metrics.start()
-    assert "sqs-metrics" not in {thread.name for thread in threading.enumerate()} - before
-    metrics.stop()
-
-
-def test_lines_of_cloudwatch_are_written_without_samples_too(app):
-    assert WorkerMetrics(app, context(sample_queues=0), ("emf",))._periodic is not None
 
 
 def test_a_store_that_cannot_be_opened_is_told_as_the_worker_starts(app):
