@@ -155,9 +155,11 @@ class SettlementBatches:
         unfinished: how many are pending or under way.
         flushing: how many wait for all of them: nothing lingers then.
         news: whether the next request may be due earlier than it was; whoever looks resets it.
+        tries_again: whether a failed settlement is.
     """
 
     def __init__(self, window: float) -> None:
+        self.tries_again = True
         self.unfinished = 0
         self.flushing = 0
         self.news = False
@@ -248,7 +250,7 @@ class SettlementBatches:
             again = again._replace(answer_lost=True)
             if pending.kind is Hide:
                 again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
-        if isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
+        if not self.tries_again or isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
         if pending.in_order:
             pending.settlements.appendleft(again)

@@ -72,6 +72,11 @@ class Heartbeat:
         if due is not None and due < self.lane.next_due:
             self.lane.wake_for(due, self._clock.monotonic())
 
+    def why_not(self, queue: Queue) -> SQSError | None:
+        """Why messages of the queue were not extended lately, if so."""
+        outage = self._outages.get(queue.name)
+        return None if outage is None else outage.error
+
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
         return self._held.next_extension()
 
@@ -96,8 +101,7 @@ class Heartbeat:
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
         """See `pump.Work`. It is known how all ended before anybody hears of the first."""
         now, answered = self._clock.monotonic(), self._held.answered
-        outage = self._outages.get(batch.queue.name)
-        why = None if outage is None else outage.error
+        why = self.why_not(batch.queue)
         measured = batch.sent if ExtensionEnded.is_wanted() else ()
         with self.lane.lock:
             late = [self._held.lateness(each.delivery, now) for each in measured]

@@ -13,7 +13,16 @@ from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.held import Arrival, Held, Past
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Lapse, Renew, Settlement, Split
+from celery_sqs_visibility.core.settlements import (
+    DeadLetter,
+    Delete,
+    Hide,
+    Lapse,
+    Renew,
+    Settlement,
+    Split,
+    Why,
+)
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
@@ -66,6 +75,7 @@ class DeliveryHolder:
         pump: Pump,
         outgoing: OutgoingMessages,
         settle_window: float,
+        copies: PendingCopies | None = None,
     ) -> None:
         self.options = options
         self.redrive = redrive
@@ -80,7 +90,7 @@ class DeliveryHolder:
         self._store = outgoing.store
         self._removals = Removals(self._store.objects, clock, pump) if self._store else None
         self.settler = Settler(self._held.batches, clock, self._settled, self._send_letter, permissions, pump)
-        copies = PendingCopies(settle_window, outgoing.offloads, self._spare)
+        copies = copies or PendingCopies(settle_window, outgoing.offloads, self._spare)
         self.copies = Copies(copies, outgoing, permissions, clock, self._copied, pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 
@@ -286,7 +296,9 @@ class DeliveryHolder:
             self._renewed(delivery, copying, sending.message_id)
         if then is not None:
             self.settle_copied(delivery, then)
-        elif isinstance(copying, Renew) and consumer is not None:
+        elif consumer is None:
+            self.settle_copied(delivery, Hide(0, Why.PARKED))
+        elif isinstance(copying, Renew):
             consumer.take_back(delivery, copying)
 
     def _renewed(self, delivery: Delivery, renew: Renew, copy_id: str) -> None:
@@ -348,12 +360,15 @@ class DeliveryHolder:
         if isinstance(settlement, DeadLetter) and (error is None or isinstance(error, LetterRefusedError)):
             self._after_letter(delivery, settlement, sent=error is None)
         elif error is not None:
-            if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
-                self.remember(Past.UNDELETED, delivery)
-            lost = Ending(events.Lost(delivery.facts, str(error)), max(now, delivery.deadline))
-            self._tell(delivery, lost, now)
+            self._not_settled(delivery, settlement, error, now)
         else:
             self._tell(delivery, return_of(delivery, settlement, now), now)
+
+    def _not_settled(self, delivery: Delivery, settlement: Settlement, error: SQSError, now: float) -> None:
+        if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
+            self.remember(Past.UNDELETED, delivery)
+        lost = Ending(events.Lost(delivery.facts, str(error)), max(now, delivery.deadline))
+        self._tell(delivery, lost, now)
 
     def _expect(self, delivery: Delivery, message_id: str, visible_at: float) -> None:
         if delivery.consumer is not None:

@@ -154,8 +154,8 @@ class Function:
         self._context.redrive.get(queue, now)
         listed_once = {record.get("receiptHandle"): message_of(record) for record in records}
         arrived = self._decoder.decode(queue, list(listed_once.values()), now, now)
-        for delivery, _, _ in arrived:
-            delivery.deadline = until
+        new = self._holder.hold([delivery for delivery, _, _ in arrived], until)
+        arrived = [each for each in arrived if each[0] in new]
         if queue.fifo:
             self._warn_of_groups(queue, [delivery for delivery, _, _ in arrived])
             return arrived

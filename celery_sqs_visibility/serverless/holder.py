@@ -1,4 +1,4 @@
-"""Holder of an invocation's messages, which settles each failed one at SQS at once."""
+"""Holder of an invocation's messages, which makes each request at once, in the time that is left."""
 
 from __future__ import annotations
 
@@ -7,39 +7,23 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from celery_sqs_visibility import events
-from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.endings import return_of
-from celery_sqs_visibility.core.held import Held, Past
-from celery_sqs_visibility.core.settlements import (
-    RELEASE,
-    DeadLetter,
-    Delete,
-    Hide,
-    Lapse,
-    Renew,
-    Settlement,
-    Split,
-    Why,
-)
-from celery_sqs_visibility.delivery.endings import measure_end
+from celery_sqs_visibility.core.endings import Ending
+from celery_sqs_visibility.core.held import Arrival
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Lapse, Settlement
+from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.pump import Pump
-from celery_sqs_visibility.delivery.settle.copies import Copies, settlement_of
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
+from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, Batch, Lane, Pump, Work
 from celery_sqs_visibility.delivery.settle.parking import Parking
-from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError, UnavailableError
-from celery_sqs_visibility.events import emit
+from celery_sqs_visibility.errors import SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 logger = logging.getLogger(__name__)
@@ -70,11 +54,71 @@ CHECK_SECONDS: Final = 0.05
 NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
 
 
-class InvocationHolder:
-    """The `core.delivery.Holder` of a function's deliveries. Its one thread; requests are made at once.
+#: Makes a request, and raises an `SQSError` where its answer takes too long.
+InTime = Callable[[Callable[[], BatchResult]], BatchResult]
+
+
+class InlinePump(Pump):
+    """A pump whose requests are made by `work_off`. One thread.
+
+    Args:
+        clock: the monotonic clock.
+        in_time: bounds each request; by default it may take as long as it takes.
+    """
+
+    def __init__(self, clock: Clock, in_time: InTime = lambda request: request()) -> None:
+        super().__init__(clock)
+        self._in_time = in_time
+
+    def lane(
+        self, does: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
+    ) -> Lane[Batch]:
+        lane = super().lane(does, most, BoundedWork(work, self._in_time), hangs_after)
+        self.add(lane)
+        return lane
+
+    def wake(self, lane: Lane[Any], now: float) -> None:
+        """Nothing: no thread waits."""
+
+    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:  # noqa: ARG002 - the pump's
+        """Make all requests that are due; whether the condition holds then. Under the lock."""
+        self.lock.release()
+        try:
+            self.work_off()
+        finally:
+            self.lock.acquire()
+        return condition()
+
+    def next_due(self) -> float:
+        """The monotonic instant at which the next request is due; infinity where none is."""
+        now = self.now()
+        for lane in self._lanes:
+            lane.refresh(now)
+        return min((lane.next_due for lane in self._lanes), default=math.inf)
+
+    def work_off(self) -> None:
+        """Make all requests that are due, and those that follow at once."""
+        while any(lane.send_next() for lane in self._lanes):
+            pass
+
+
+class BoundedWork(Generic[Batch]):
+    """The same work, whose requests are bounded: see `pump.Work`. A late answer decides nothing."""
+
+    def __init__(self, work: Work[Batch], in_time: InTime) -> None:
+        self.due, self.ready, self.take, self.conclude = work.due, work.ready, work.take, work.conclude
+        self._send = work.send
+        self._in_time = in_time
+
+    def send(self, batch: Batch, since: float) -> BatchResult:
+        return self._in_time(partial(self._send, batch, since))
+
+
+class InvocationHolder(DeliveryHolder):
+    """The holder of a function's deliveries, on the inline driver: a method returns once SQS has answered.
 
     The time left for the function bounds each request: a request that Lambda's timeout cuts off would bring
-    back the messages of all tasks that have succeeded.
+    back the messages of all tasks that have succeeded. So a settlement that fails is not tried again.
 
     A message that is done is left to Lambda, which deletes what the function does not report as failed.
 
@@ -83,55 +127,54 @@ class InvocationHolder:
     """
 
     def __init__(
-        self,
-        context: BrokerContext,
-        clock: Clock,
-        leases: LeaseTable,
-        sleep: Callable[[float], object],
+        self, context: BrokerContext, clock: Clock, leases: LeaseTable, sleep: Callable[[float], object]
     ) -> None:
-        self.options = context.options
-        self.redrive = context.redrive
-        self._held = Held(self.options.for_queue, self.options.longest_visibility_timeout)
-        self._held.leases = leases
-        self.rejection = Rejection(context.redrive, self.options.for_queue, self)
-        self._permissions = CopyPermissions(clock)
-        self.parking = Parking(
-            context.redrive, self.options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
-        )
-        self._dead_letters = DeadLetters(context.redrive, self._permissions, clock, context.worker_name)
-        self._outgoing = context.outgoing
-        self._clock = clock
         self._sleep = sleep
         self._until = math.inf
+        self._told: set[type[SQSError]] = set()
         self.done: set[str] = set()
+        own = context.options
+        # Lambda's timeout ends before the queue's.
+        queues = {glob: {**entry, "heartbeat_interval": 0.0} for glob, entry in own.queues.items()}
+        options = replace(own, heartbeat_interval=0.0, queues=queues)
+        copies = PendingCopies(
+            0.0,
+            context.outgoing.offloads,
+            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
+            reserve=ANSWER_SECONDS,
+            check=CHECK_SECONDS,
+        )
+        self._inline = pump = InlinePump(clock, self.in_time)
+        super().__init__(options, context.redrive, clock, pump, context.outgoing, 0.0, copies)
+        self.settler.batches.tries_again = False
+        self.dead_letters.worker_name = context.worker_name
+        self.give_leases(leases)
+        self.parking = Parking(
+            context.redrive, options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
+        )
 
     def begin(self, until: float) -> None:
-        """Begin another invocation, which ends at that monotonic instant: all earlier deliveries are over."""
+        """Begin another invocation, which ends at that monotonic instant."""
         self._until = until
+        self._told.clear()
         self.done.clear()
 
-    def remember(self, past: Past, delivery: Delivery) -> bool:
-        return self._held.remember(past, delivery, self._clock.monotonic())
-
-    def remembers(self, past: Past, delivery: Delivery) -> bool:
-        return self._held.remembers(past, delivery)
+    def hold(self, deliveries: Sequence[Delivery], until: float) -> set[Delivery]:
+        """Hold them until that monotonic instant, when the invocation ends; those that are to be run."""
+        for delivery in deliveries:
+            delivery.deadline = until
+        new = set()
+        for arrival, delivery in self.receive(deliveries):
+            if arrival is Arrival.NEW:
+                new.add(delivery)
+            else:
+                self.notice_return(delivery, arrival)
+        return new
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        if not self._held.settle(delivery, settlement, now := self._clock.monotonic(), receipt=receipt):
-            return False
-        measure_end(delivery, settlement, now)
-        self._carry_out(delivery, settlement)
-        return True
-
-    def start(self, delivery: Delivery) -> bool:
-        if not self._held.start(delivery, self._clock.monotonic()):
-            return False
-        emit(events.Started(delivery.facts))
-        return True
-
-    def dispatch(self, delivery: Delivery) -> bool:  # noqa: ARG002 - see `core.delivery.Holder`
-        """See `core.delivery.Holder`. There are no processes."""
-        return True
+        settled = super().settle(delivery, settlement, receipt)
+        self._work_off()
+        return settled
 
     def extend(self, delivery: Delivery, until: float) -> None:
         """See `core.delivery.Holder`. The run still ends when the invocation does, so the deadline stays.
@@ -139,105 +182,46 @@ class InvocationHolder:
         Raises:
             TimeoutError: SQS did not do it. It reaches `Visibility.extend`, which called this.
         """
-        seconds = math.ceil(until - self._clock.monotonic())
-        error = self._change_visibility(delivery.queue, [delivery], seconds)
+        seconds, ends = math.ceil(until - self._clock.monotonic()), delivery.deadline
+        super().extend(delivery, until)
+        self._work_off()
+        delivery.deadline = ends
         if delivery.lease is not None:
-            delivery.lease.answer(until)
-            delivery.lease.lost = delivery.lease.lost or isinstance(error, ReceiptHandleInvalidError)
-        if error is not None and not isinstance(error, ReceiptHandleInvalidError):
-            raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {error}")
-
-    def tell_lost(self, delivery: Delivery) -> None:
-        self._held.tell_lost(delivery)
-
-    def ran(self, delivery: Delivery) -> None: ...
+            delivery.lease.deadline = ends
+        if delivery.requested_deadline:
+            why = self._heartbeat.why_not(delivery.queue)
+            raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {why}")
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
         """Make messages that were not run visible at once, as long as there is time."""
-        now = self._clock.monotonic()
         for delivery in deliveries:
-            self._held.settle(delivery, RELEASE, now)
-            measure_end(delivery, RELEASE, now)
-        for start in range(0, len(deliveries), BATCH_ENTRIES):
-            some = deliveries[start : start + BATCH_ENTRIES]
-            error = self._change_visibility(some[0].queue, some, 0)
-            if error is None:
-                for delivery in some:
-                    emit(events.Released(delivery.facts))
-            elif self._time_left() <= 0:
-                return
+            super().settle(delivery, RELEASE)
+        self._work_off()
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement) -> None:
-        match settlement:
-            case Delete():
-                self.done.add(delivery.facts.message_id)
-            case Hide():
-                if self._change_visibility(delivery.queue, [delivery], settlement.seconds) is None:
-                    emit(return_of(delivery, settlement, self._clock.monotonic())[0])
-            case Lapse():
-                pass
-            case DeadLetter():
-                self._send_letter(delivery, settlement)
-            case Renew() | Split():
-                self._send_copies(delivery, settlement)
+    def _work_off(self) -> None:
+        self._inline.work_off()
+        while self.copies.pending.unfinished:
+            self._sleep(max(0.0, self._inline.next_due() - self._clock.monotonic()))
+            self._inline.work_off()
 
-    def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send the letter; then Lambda deletes the original. A refused letter has another settlement."""
-        try:
-            sent = self.in_time(partial(self._dead_letters.send, delivery, letter))
-        except SQSError as error:
-            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
-            return
-        if sent:
-            emit(events.DeadLettered(delivery.facts, letter.reason))
-        self._carry_out(delivery, Delete() if sent else letter.otherwise)
-
-    def _send_copies(self, delivery: Delivery, copying: Renew | Split) -> None:
-        """Send copies while time is left, and settle the original. Lambda deletes it if all were sent."""
-        try:
-            sending = self.in_time(partial(self._copied, delivery, copying))
-        except SQSError as error:
-            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
-            return
-        sending.given_back = True
-        then = settlement_of(sending, self._permissions)
-        if isinstance(then, Delete) and isinstance(copying, Renew):
-            emit(events.Renewed(delivery.facts, copying.copy.delay_at(self._clock.wall()) or 0))
-        self._carry_out(delivery, then or Hide(0, Why.PARKED))
-
-    def _copied(self, delivery: Delivery, copying: Renew | Split) -> Sending:
-        """Send copies on this thread."""
-        ended: list[Sending] = []
-        pending = PendingCopies(
-            0.0,
-            self._outgoing.offloads,
-            lambda _delivery: ANSWER_SECONDS + COPY_SECONDS,
-            reserve=ANSWER_SECONDS,
-            check=CHECK_SECONDS,
-        )
-        clock = self._clock
-        copies = Copies(pending, self._outgoing, self._permissions, clock, ended.append, Pump(clock))
-        pending.add(delivery, copying, clock.monotonic())
-        while pending.unfinished:
-            if not copies.lane.send_next():
-                now = self._clock.monotonic()
-                self._sleep(max(0.0, (copies.due(now) or now) - now))
-        return ended[0]
-
-    def _change_visibility(
-        self, queue: Queue, deliveries: Sequence[Delivery], seconds: int
-    ) -> SQSError | None:
-        """Change visibility; return the first error, which is logged."""
-        changes = [(delivery.handle, seconds) for delivery in deliveries]
-        try:
-            change = partial(queue.sqs.change_visibility, queue.url, changes)
-            failed = list(self.in_time(change).failed.values())
-        except SQSError as error:
-            failed = [error]
-        if not failed:
+    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+        """See `DeliveryHolder`. Lambda deletes what is done; what lapses comes back at the queue's time."""
+        if isinstance(settlement, Delete):
+            self.done.add(delivery.facts.message_id)
+        if isinstance(settlement, (Delete, Lapse)):
             return None
-        logger.warning(NOT_HIDDEN, queue.name, failed[0])
-        return failed[0]
+        return super()._carry_out(delivery, settlement, now)
+
+    def _copied(self, sending: Sending) -> None:
+        sending.given_back = True
+        super()._copied(sending)
+
+    def _not_settled(self, delivery: Delivery, settlement: Settlement, error: SQSError, now: float) -> None:  # noqa: ARG002
+        if isinstance(settlement, DeadLetter):
+            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+        elif type(error) not in self._told:
+            self._told.add(type(error))
+            logger.warning(NOT_HIDDEN, delivery.queue.name, error)
 
     def in_time(self, request: Callable[[], T], reserve: float = REPORT_SECONDS) -> T:
         """Make a request on a thread, which is left alone if it has no answer that long before the timeout.
@@ -247,16 +231,13 @@ class InvocationHolder:
             SQSError: the request's own.
         """
         answer: Future[T] = Future()
-        left = self._time_left(reserve)
+        left = self._until - reserve - self._clock.monotonic()
         if left > 0:
             if start_thread(partial(_answer, answer, request), "sqs-lambda") is None:
                 return request()
             with suppress(TimeoutError):
                 return answer.result(left)
         raise UnavailableError("no time was left before Lambda's timeout", code="TooSlow")
-
-    def _time_left(self, reserve: float = REPORT_SECONDS) -> float:
-        return self._until - reserve - self._clock.monotonic()
 
 
 def _answer(answer: Future[T], request: Callable[[], T]) -> None:

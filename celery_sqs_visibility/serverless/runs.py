@@ -33,6 +33,9 @@ class Runs:
     Args:
         app: the app of the tasks.
         context: its `worker_name` is that of the function.
+
+    Attributes:
+        key_leases: of exclusive tasks; `None` where no task is exclusive.
     """
 
     def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
@@ -44,8 +47,8 @@ class Runs:
         self._worker = worker = WorkerContext(None, has_processes=False)
         worker.when_lost = context.options.when_lost
         watch_runs(self._pool, worker)
-        # Never started: the lease of a key lasts as long as the invocation, and the run itself releases it.
-        worker.key_leases = open_key_leases(context, app.tasks.values())
+        # Not started in Lambda: a lease lasts as long as the invocation, and the run itself releases its key.
+        self.key_leases = worker.key_leases = open_key_leases(context, app.tasks.values())
         # The parts of a consumer that stand before what Celery would do with bad messages.
         consumer = SimpleNamespace(strategies=app.tasks, create_task_handler=lambda: self._run)
         self._bad_messages = BadMessages(consumer)

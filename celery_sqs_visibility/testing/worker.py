@@ -1,11 +1,11 @@
-"""A worker in one thread on the fake SQS: the package's own holder and requests, without their threads.
+"""A worker in one thread on the fake SQS: the package's own holder and requests, on the inline driver.
 
-It differs from a Celery worker in its driver: the world calls `take` and `send_all` when it is time. Tasks
-run as in Celery's solo pool.
+The world calls `take` and `send_all` when it is time. Tasks run as in Celery's solo pool.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery
@@ -21,57 +21,20 @@ from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receivers
 from celery_sqs_visibility.errors import UnreadableError
-from celery_sqs_visibility.events import Extended, Lost, Superseded, subscribe
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
+from celery_sqs_visibility.serverless.holder import InlinePump
 from celery_sqs_visibility.serverless.runs import Runs
-from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import eta_of
-from celery_sqs_visibility.worker.key_leases import KeyLeases
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
-
-
-class Keys(KeyLeases):
-    """Leases of keys, renewed when the worker beats."""
-
-    def __init__(self, store: ExclusiveStore, clock: Clock) -> None:
-        super().__init__(store, clock)
-        self._ends = [subscribe(self._on_event, kind) for kind in (Extended, Superseded, Lost)]
-
-    def release_now(self) -> None:
-        """Release all keys, as at the end of a worker's shutdown."""
-        for lease in list(self._leases.values()):
-            if lease.held:
-                self._store.release(lease.key, lease.owner)
-
-    def close(self) -> None:
-        """Hear of no more events."""
-        for end in self._ends:
-            end()
-
-
-class WorkerRuns(Runs):
-    """Runs of one worker, whose keys are renewed.
-
-    Attributes:
-        keys: of exclusive tasks; `None` where no task is exclusive.
-    """
-
-    def __init__(self, app: Celery[Any], context: BrokerContext, clock: Clock) -> None:
-        super().__init__(app, context)
-        self.keys: Keys | None = None
-        if self._worker.key_leases is not None:
-            store = cast("ExclusiveStore", context.coordination_store)
-            self._worker.key_leases = self.keys = Keys(store, clock)
 
 
 class Handing(Receivers):
@@ -106,7 +69,8 @@ class Worker(DeliveryHolder):
         self, app: Celery[Any], context: BrokerContext, clock: Clock, leases: LeaseTable, wait: Any
     ) -> None:
         options = context.options
-        super().__init__(options, context.redrive, clock, Pump(clock), context.outgoing, settle_window=0.0)
+        self._inline = context.pump = pump = InlinePump(clock)
+        super().__init__(options, context.redrive, clock, pump, context.outgoing, settle_window=0.0)
         self.dead_letters.worker_name = context.worker_name
         self.capacity = Capacity(PREFETCH_SECONDS)
         self.give_leases(leases)
@@ -114,7 +78,10 @@ class Worker(DeliveryHolder):
         self._wait = wait
         self.name = context.worker_name
         self.frozen = self.dead = False
-        self._runs = WorkerRuns(app, context, clock)
+        self._runs = Runs(app, context)
+        self._keys = self._runs.key_leases
+        if self._keys is not None:
+            self._keys.start()
         self._decoder = Decoder(
             context.decode_for_worker, options.for_queue, clock, self, self, options.readable_payloads
         )
@@ -146,23 +113,18 @@ class Worker(DeliveryHolder):
         return not self.dead and super().settle(delivery, settlement, receipt)
 
     def send_all(self) -> None:
-        """Do what its threads would do by now: extend, settle, send copies, renew keys."""
-        if self.dead or self.frozen:
-            return
-        while any(threads.send_next() for threads in self._lanes()):
-            pass
+        """Make the requests that are due: extend, settle, send copies, renew keys."""
+        if not (self.dead or self.frozen):
+            self._inline.work_off()
 
-    def next_beat(self) -> float | None:
-        """The monotonic instant at which its threads have work again; `None` if there is nothing to do."""
-        if self.dead or self.frozen:
-            return None
-        dues = [self.next_extension(), self._runs.keys.due(0.0) if self._runs.keys else None]
-        return min((due for due in dues if due is not None), default=None)
+    def next_due(self) -> float:
+        """The monotonic instant at which its next request is due; infinity where none is."""
+        return math.inf if self.dead or self.frozen else self._inline.next_due()
 
     def hand_back(self, delivery: Delivery) -> None:
         """End as after `shutdown_timeout`: keys are released, the run's message is visible at once."""
-        if self._runs.keys is not None:
-            self._runs.keys.release_now()
+        if self._keys is not None:
+            self._keys.release_all()
         delivery.settle(RELEASE)
         self.send_all()
 
@@ -177,8 +139,8 @@ class Worker(DeliveryHolder):
 
     def close(self) -> None:
         """Hear of no more events."""
-        if self._runs.keys is not None:
-            self._runs.keys.close()
+        if self._keys is not None:
+            self._keys.stop()
 
     def _run(self, payload: dict[str, Any], delivery: Delivery) -> None:
         if (seconds := (eta_of(payload["headers"]) or 0.0) - self._clock.wall()) > 0:
@@ -200,9 +162,6 @@ class Worker(DeliveryHolder):
 
     def _give_back(self, delivery: Delivery) -> None:
         delivery.settle(RELEASE)
-
-    def _lanes(self) -> list[Lane[Any]]:
-        return [*self.lanes, self._runs.keys.lane] if self._runs.keys is not None else self.lanes
 
     # See `core.delivery.Consumer`.
 

@@ -238,16 +238,18 @@ class World:
         """Let time pass; workers extend what they hold."""
         until = self.clock.monotonic() + seconds
         while True:
-            beats = [beat for worker in self.workers if (beat := worker.next_beat()) is not None]
-            now, beat = self.clock.monotonic(), min(beats, default=math.inf)
-            if beat > until:
+            now, due = self.clock.monotonic(), self._next_due()
+            if due > until:
                 self.clock.turn(until - now)
                 return
-            self.clock.turn(max(0.0, beat - now))
+            self.clock.turn(max(0.0, due - now))
             for worker in tuple(self.workers):
                 worker.send_all()
-            if min((b for w in self.workers if (b := w.next_beat()) is not None), default=math.inf) <= beat:
-                raise AssertionError("a worker's heartbeat does not get on")
+            if self._next_due() <= due:
+                raise AssertionError("a worker's requests do not get on")
+
+    def _next_due(self) -> float:
+        return min((worker.next_due() for worker in self.workers), default=math.inf)
 
     def dead_letters(self) -> list[ReceivedMessage]:
         """The messages of all dead-letter queues, with their attributes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -161,12 +161,17 @@ class KeyLeases:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
         self._due = DueLeases()
         self._releasing: set[KeyLease] = set()
+        self._ends: list[Callable[[], None]] = []
 
     def start(self) -> None:
         """Follow the messages' events from now on."""
-        for kind in (Extended, Superseded, Lost):
-            subscribe(self._on_event, kind)
+        self._ends = [subscribe(self._on_event, kind) for kind in (Extended, Superseded, Lost)]
         self.lane.start()
+
+    def stop(self) -> None:
+        """Follow them no longer."""
+        for end in self._ends:
+            end()
 
     @property
     def store_error(self) -> str:

@@ -172,26 +172,6 @@ class Condition:
         self.notify(len(self.waiting))
 
 
-class Event:
-    """`threading.Event`."""
-
-    def __init__(self, scheduler):
-        self._condition = Condition(scheduler)
-        self._set = False
-
-    def is_set(self):
-        return self._set
-
-    def set(self):
-        with self._condition:
-            self._set = True
-            self._condition.notify_all()
-
-    def wait(self, timeout=None):
-        with self._condition:
-            return self._condition.wait_for(self.is_set, timeout)
-
-
 class Scheduler:
     """Threads, of which `chance` lets one run. `advance` and `kill` belong to the test.
 
@@ -232,7 +212,6 @@ class Scheduler:
             Lock=lambda: Lock(self, reentrant=False),
             RLock=lambda: Lock(self, reentrant=True),
             Condition=lambda lock=None: Condition(self, lock, woken_for_nothing=woken_for_nothing),
-            Event=lambda: Event(self),
             Thread=Thread,
             current_thread=lambda: self.me,
             get_ident=lambda: id(self.me),

@@ -102,7 +102,8 @@ class Settler:
                     self.notice(now)
                 finished = len(ended) + len(batch.late)
                 some_done = any(error is None for _, error in ended)
-            self._note_outage(batch.origin, failed, since, some_done=some_done)
+            if self.batches.tries_again:
+                self._note_outage(batch.origin, failed, since, some_done=some_done)
             if batch.origin.kind is Delete:
                 self._note_permission(batch, failed, some_done=some_done)
             self._settled(ended, min(now, since + LONGEST_REQUEST_SECONDS))

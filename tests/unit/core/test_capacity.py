@@ -386,6 +386,15 @@ def test_a_run_that_was_acknowledged_when_it_began_has_a_slot_until_it_ends_or_i
     assert asked(shared) == 1
 
 
+def test_a_run_of_a_fifo_queue_that_was_acknowledged_early_counts_there_until_it_ends():
+    shared = capacity(10, slots=1)
+    (task,) = shared.received(shared.reserve("q.fifo", fifo=True), 1)
+    shared.release(task, began=0.0, early=True)
+    assert shared.reserve("another.fifo", fifo=True) is None
+    shared.end_run(task, 0.0, shared.now)
+    assert shared.reserve("another.fifo", fifo=True) is not None
+
+
 def test_slots_that_are_held_while_nothing_runs_leave_it_to_celerys_prefetch_count():
     clock, idle = FakeClock(), True
     shared = FilledCapacity(1, clock, lambda: Slots(2, 20, idle=idle))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -400,6 +401,31 @@ class TestComingBack:
         assert events.wait(Released) == [Released(one.facts)]
         assert world.entries(CHANGES) == [(one.handle, 0)]
         assert (world.held(), world.held(other), len(world.buffer)) == (0, 0, 0)
+
+
+def test_who_waits_until_nothing_is_held_hears_of_the_last_end(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    heard = []
+
+    def wait():
+        heard.append(world.consumer.wait_until_empty(10 * SOON))
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    wait_until(lambda: world.pump.waiting, SOON, "the other thread to wait")
+    one.settle(Lapse())
+    waiter.join(SOON)
+    assert heard == [True]
+
+
+def test_a_poll_that_waits_has_the_place_of_what_is_settled(world, queue):
+    (one,) = world.deliveries(queue, "a")
+    world.consumer.set_prefetch_count(1)
+    with world.pump.lock:
+        waiter = world.consumer.capacity.add_waiter("other", world.clock.monotonic(), lambda: None)
+    assert waiter.reservation is None
+    one.settle(Lapse())
+    assert waiter.reservation is not None
 
 
 def test_copies_are_sent_of_a_message_once(world, queue, events):

@@ -12,6 +12,7 @@ from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
 from support.badmessages import encoded, envelope, old_body
+from support.factories import TIMEOUT
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
@@ -201,6 +202,25 @@ def test_several_records_that_cannot_be_sent_are_a_bad_message(make):
     handler, event = world.handler(), world.event()
     assert len(handler(event, Invocation(60))["batchItemFailures"]) == 1
     assert factories.left(world.queue) == 1
+
+
+def test_what_this_process_has_finished_and_lambda_has_not_deleted_does_not_run_again(world):
+    handler = world.handler()
+    world.send("a")
+    handler(world.event(), Invocation(60))
+    world.clock.advance(TIMEOUT)
+    assert world.invoke(handler) == []
+    assert [key for key, *_ in world.ran] == ["a"]
+    assert factories.left(world.queue) == 0
+
+
+def test_a_message_under_two_receipts_runs_once(world):
+    world.send("a")
+    (first,) = world.event()["Records"]
+    world.clock.advance(TIMEOUT)
+    (second,) = world.event()["Records"]
+    assert world.handler()({"Records": [first, second]}, Invocation(60)) == {"batchItemFailures": []}
+    assert [key for key, *_ in world.ran] == ["a"]
 
 
 def test_an_adapter_that_raises_is_told_with_its_traceback(make, caplog):
