@@ -9,17 +9,16 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, TypeVar
 
-from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.endings import Ending
 from celery_sqs_visibility.core.held import Arrival
 from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Lapse, Settlement
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
+from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, Batch, Lane, Pump, Work
 from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import SQSError, UnavailableError
@@ -52,66 +51,6 @@ REPORT_SECONDS: Final = 0.3
 CHECK_SECONDS: Final = 0.05
 
 NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
-
-
-#: Makes a request, and raises an `SQSError` where its answer takes too long.
-InTime = Callable[[Callable[[], BatchResult]], BatchResult]
-
-
-class InlinePump(Pump):
-    """A pump whose requests are made by `work_off`. One thread.
-
-    Args:
-        clock: the monotonic clock.
-        in_time: bounds each request; by default it may take as long as it takes.
-    """
-
-    def __init__(self, clock: Clock, in_time: InTime = lambda request: request()) -> None:
-        super().__init__(clock)
-        self._in_time = in_time
-
-    def lane(
-        self, does: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
-    ) -> Lane[Batch]:
-        lane = super().lane(does, most, BoundedWork(work, self._in_time), hangs_after)
-        self.add(lane)
-        return lane
-
-    def wake(self, lane: Lane[Any], now: float) -> None:
-        """Nothing: no thread waits."""
-
-    def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:  # noqa: ARG002 - the pump's
-        """Make all requests that are due; whether the condition holds then. Under the lock."""
-        self.lock.release()
-        try:
-            self.work_off()
-        finally:
-            self.lock.acquire()
-        return condition()
-
-    def next_due(self) -> float:
-        """The monotonic instant at which the next request is due; infinity where none is."""
-        now = self.now()
-        for lane in self._lanes:
-            lane.refresh(now)
-        return min((lane.next_due for lane in self._lanes), default=math.inf)
-
-    def work_off(self) -> None:
-        """Make all requests that are due, and those that follow at once."""
-        while any(lane.send_next() for lane in self._lanes):
-            pass
-
-
-class BoundedWork(Generic[Batch]):
-    """The same work, whose requests are bounded: see `pump.Work`. A late answer decides nothing."""
-
-    def __init__(self, work: Work[Batch], in_time: InTime) -> None:
-        self.due, self.ready, self.take, self.conclude = work.due, work.ready, work.take, work.conclude
-        self._send = work.send
-        self._in_time = in_time
-
-    def send(self, batch: Batch, since: float) -> BatchResult:
-        return self._in_time(partial(self._send, batch, since))
 
 
 class InvocationHolder(DeliveryHolder):

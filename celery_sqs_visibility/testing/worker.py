@@ -20,6 +20,7 @@ from celery_sqs_visibility.core.settlements import RELEASE, Renew, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
+from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent
@@ -28,7 +29,6 @@ from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
-from celery_sqs_visibility.serverless.holder import InlinePump
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import eta_of

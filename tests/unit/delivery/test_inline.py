@@ -9,8 +9,8 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.errors import UnavailableError
-from celery_sqs_visibility.serverless.holder import InlinePump
 
 
 class Letters:
