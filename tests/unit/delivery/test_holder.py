@@ -428,6 +428,12 @@ def test_a_poll_that_waits_has_the_place_of_what_is_settled(world, queue):
     assert waiter.reservation is not None
 
 
+def test_what_arrives_has_the_pump_look_at_extensions_in_time(world, queue):
+    world.deliveries(queue, "a")
+    holder = world.consumer.holder
+    assert holder._heartbeat.lane.next_due == holder.next_extension() < float("inf")
+
+
 def test_copies_are_sent_of_a_message_once(world, queue, events):
     (one,) = world.deliveries(queue, "a")
     assert one.settle(Split((OutgoingMessage("b"),), "a"))

@@ -338,6 +338,23 @@ def test_one_whose_request_goes_on_is_left_alone_however_long_it_takes(tasks):
     goes_on()  # of a thread that makes no request
 
 
+def test_who_waits_hears_of_the_end_of_a_batch(tasks):
+    tasks.add("a")
+    tasks.under_way(1)
+    heard = []
+
+    def wait():
+        with tasks.lane.lock:
+            heard.append(tasks.lane.wait_until(lambda: bool(tasks.concluded), 10 * SOON))
+
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    wait_until(lambda: tasks.pump.waiting, SOON, "the other thread to wait")
+    tasks.finish(1)
+    join(waiter)
+    assert heard == [True]
+
+
 def test_work_is_late_while_no_thread_gets_on_with_it(tasks):
     late = tasks.lane.late
     assert late(LATER) == 0  # nothing is due
