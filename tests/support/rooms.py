@@ -1,6 +1,6 @@
-"""The picture of the rooms: a Mermaid flowchart for each contract about floors in `pyproject.toml`.
+"""The picture of the rooms, and a list for each room, made of the contracts about floors in `pyproject.toml`.
 
-`make picture` writes the package's into docs/architecture.md, and those of its rooms into
+`make picture` writes the picture into docs/architecture.md, and the lists into
 docs/contributing/rooms.md; `tests/unit/test_rooms.py` holds both pages to the contracts.
 """
 
@@ -22,9 +22,9 @@ PICTURE = re.compile(r"(?<=<!-- made by `make picture` -->\n).*?(?=<!-- end -->)
 HEAD = """\
 # Floors of each room
 
-Made of the contracts in `pyproject.toml` by `make picture`. An arrow points down: a floor imports those below
-it, never one above. Names with a slash are rooms of their own. On one floor, names separated by | do not
-import each other; between the others there are no circles.
+Made of the contracts in `pyproject.toml` by `make picture`. A line imports those below it, never one above.
+Names with a slash are rooms of their own. In one line, names separated by | do not import each other; between
+the others there are no circles.
 """
 
 
@@ -42,7 +42,7 @@ def names(floor):
 
 
 def separator(floor):
-    return " | " if "|" in floor else " · "
+    return " | " if "|" in floor else ", "
 
 
 def path_of(dotted):
@@ -89,9 +89,11 @@ def rooms_page():
             rule = name.partition(": ")[2]
             sentence = f"{rule[:1].upper()}{rule[1:]}."
             lines = [
-                [separator(floor).join(label(f"{room}.{each}") for each in names(floor))] for floor in floors
+                separator(floor).join(f"`{label(f'{room}.{each}')}`" for each in names(floor))
+                for floor in floors
             ]
-            parts.append(f"## `{room.removeprefix(f'{PACKAGE}.')}/`\n\n{sentence}\n\n{flowchart(lines)}")
+            listed = "".join(f"{number}. {line}\n" for number, line in enumerate(lines, 1))
+            parts.append(f"## `{room.removeprefix(f'{PACKAGE}.')}/`\n\n{sentence}\n\n{listed}")
     return "\n".join(parts)
 
 

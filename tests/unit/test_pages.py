@@ -50,7 +50,7 @@ BOXED = [
 ]
 BOX = re.compile(r"^> \*\*What changes for your tasks\*\*.*\n(?:>.*\n)+", re.MULTILINE)
 
-#: Words of the old register, and what to write instead: see docs/contributing/words.md.
+#: Words of the old register, and what to write instead: see CONTRIBUTING.md.
 OLD_WORDS = {
     r"\b(?:a|the|no|this|that|which|of) rights?\b(?! away)|\brights\b": "permission",
     r"\b(?:have|has|had) (?:it|them|kombu|Celery|SQS|(?:a|the) \w+) \w+ed by\b": "subject, verb, object",
