@@ -61,12 +61,13 @@ class Polling(enum.Enum):
 
 
 class PollState(enum.Enum):
-    """How far a poll is. A poll goes from `ASKED` to `ANSWERED`, both of which may be overdue meanwhile."""
+    """How far a poll is: from `ASKED` to `ANSWERED` to `TAKEN`, the first two of which may be overdue."""
 
     ASKED = "the request is under way"
     UNANSWERED = "the answer is late, and the reservation given back"
     ANSWERED = "the call has returned, and its messages are being taken"
     STUCK = "its messages are being taken for too long"
+    TAKEN = "its messages are held, or not kept"
 
 
 #: The state of a poll that is overdue.
@@ -109,7 +110,6 @@ class QueuePolls:
         schedule: when to poll.
         wait: seconds of a long poll.
         visibility_timeout: seconds; `None` if only SQS knows.
-        paused_until: the monotonic instant at which the queue's pause ends, in the past without one.
         served: called when there is capacity for a poll that waited for it.
 
     Attributes:
@@ -127,7 +127,6 @@ class QueuePolls:
         schedule: PollSchedule,
         wait: int,
         visibility_timeout: int | None,
-        paused_until: Callable[[], float],
         served: Callable[[], object],
     ) -> None:
         self.queue = queue
@@ -135,14 +134,15 @@ class QueuePolls:
         self._capacity = capacity
         self._wait = wait
         self._attempts = Attempts(visibility_timeout)
-        self._paused_until = paused_until
+        self._paused_until = -math.inf
         self._served = served
         self.in_flight: list[Poll] = []
         self.failures = 0
         self.answered = False
         self.cuts = 0
         self.state = Polling.NEW
-        self._waiter: Waiter | None = None  # for the capacity of the next poll
+        self._waiter: Waiter | None = None  # for the capacity of the next long poll
+        self._long_poll: Poll | None = None  # that waits for messages, and is not overdue
         self._helpers = 0  # polls to make beside the one that waits
         self._no_helper_before = -math.inf
         self._not_before = -math.inf  # the instant from which the next poll may begin
@@ -163,6 +163,18 @@ class QueuePolls:
             self._give_up_share(now)
         self._capacity.forget_polls(self.queue.name)
 
+    def pause(self, until: float, now: float) -> None:
+        """Begin no poll before that monotonic instant; one in the past ends the pause."""
+        self._paused_until = until
+        if self.state is Polling.ACTIVE and now < until:
+            self.state = Polling.PAUSED
+            self._give_up_share(now)
+        elif self.state is Polling.PAUSED and now >= until:
+            self.state = Polling.ACTIVE
+            self._capacity.add_queue(self.queue.name)
+            self.schedule.poll_now()
+            self._not_before = now
+
     @property
     def is_over(self) -> bool:
         """Whether it was stopped, and no poll is in flight but those that hang."""
@@ -172,21 +184,20 @@ class QueuePolls:
 
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a poll; `None` if that is not known."""
-        self._notice_pause(now)
-        if self.state is Polling.PAUSED:
-            until = self._paused_until()
-            return None if until == math.inf else until
-        if self.state is not Polling.ACTIVE:
-            return None
-        return now if self._helpers else self._next_long_poll()
+        if self.state is Polling.ACTIVE:
+            return now if self._helpers else self._next_long_poll()
+        if self.state is Polling.PAUSED and self._paused_until < math.inf:
+            return self._paused_until
+        return None
 
     def ready(self) -> int:
         """How many polls are due, where at least one is."""
-        return self._helpers + (self._long_poll() is None)
+        return self._helpers + (self._long_poll is None)
 
     def take(self, now: float) -> Poll | None:
         """The next poll, to be made at once; `None` if none is due, or there is no capacity for it."""
-        self._notice_pause(now)
+        if self.state is Polling.PAUSED:
+            self.pause(self._paused_until, now)  # its end may have come
         if self.state is not Polling.ACTIVE:
             return None
         due = self._next_long_poll()
@@ -195,18 +206,11 @@ class QueuePolls:
         return self._take_helper(now) if self._helpers else None
 
     def _next_long_poll(self) -> float | None:
-        if self._long_poll() is not None:
+        if self._long_poll is not None:
             return None
         if (waiter := self._waiter) is not None:
             return None if waiter.reservation is None else waiter.reservation.since
         return max(self.schedule.next_poll(), self._not_before)
-
-    def _long_poll(self) -> Poll | None:
-        """The poll that waits for messages, unless it is overdue."""
-        for poll in self.in_flight:
-            if not poll.helper and not poll.overdue:
-                return poll
-        return None
 
     def _take_long_poll(self, now: float) -> Poll | None:
         waiter, self._waiter = self._waiter, None
@@ -217,7 +221,8 @@ class QueuePolls:
             self._waiter = waiter
             return None
         wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # is there an answer again?
-        return self._begin(waiter.reservation, wait, now, helper=False)
+        self._long_poll = self._begin(waiter.reservation, wait, now, helper=False)
+        return self._long_poll
 
     def _take_helper(self, now: float) -> Poll | None:
         self._helpers -= 1
@@ -240,18 +245,6 @@ class QueuePolls:
         poll = Poll(reservation, wait, now, now + wait + reply_grace(), helper, attempt)
         self.in_flight.append(poll)
         return poll
-
-    def _notice_pause(self, now: float) -> None:
-        """A queue that is paused has no share of the capacity."""
-        paused = now < self._paused_until()
-        if self.state is Polling.ACTIVE and paused:
-            self.state = Polling.PAUSED
-            self._give_up_share(now)
-        elif self.state is Polling.PAUSED and not paused:
-            self.state = Polling.ACTIVE
-            self._capacity.add_queue(self.queue.name)
-            self.schedule.poll_now()
-            self._not_before = now
 
     def _give_up_share(self, now: float) -> None:
         self._helpers = 0
@@ -325,21 +318,25 @@ class QueuePolls:
         poll.overdue_at = now + STUCK_AFTER_SECONDS
 
     def taken(self, poll: Poll, now: float) -> None:
-        """What the poll brought is held, or not kept. Idempotent."""
+        """What the poll brought is held, or not kept."""
+        poll.state = PollState.TAKEN
         self._capacity.taken(poll.reservation, now)
 
     def ended(self, poll: Poll, now: float) -> None:
         """The poll is over, and another may follow."""
-        replaced = poll.overdue
         self.in_flight.remove(poll)
-        self.taken(poll, now)
+        if poll.state is not PollState.TAKEN:
+            self.taken(poll, now)
+        replaced = poll is not self._long_poll
+        if not replaced:
+            self._long_poll = None
         if self.state is not Polling.ACTIVE:
             return
         if poll.helper and not poll.more:
             self._no_helper_before = now + HELPER_PAUSE_SECONDS
         elif poll.more and (poll.helper or self._may_add_helper()):
             self._helpers += 1
-        if not poll.helper and not replaced:
+        if not replaced:
             self._not_before = now + pause(self.failures) if self.failures else now
 
     def _may_add_helper(self) -> bool:
@@ -348,9 +345,11 @@ class QueuePolls:
 
     def note_late(self, now: float) -> list[Poll]:
         """Note which polls have become overdue: the capacity of unanswered ones is given back."""
-        overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and not poll.overdue]
+        overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and poll.state in OVERDUE]
         for poll in overdue:
             poll.state = OVERDUE[poll.state]
+            if poll is self._long_poll:
+                self._long_poll = None
             if poll.state is PollState.UNANSWERED:
                 self._capacity.answered(poll.reservation, 0, now)
                 self.failures += 1
@@ -369,7 +368,7 @@ class QueuePolls:
         """For how many seconds a poll, or its answer, has been due; 0 while it waits for capacity."""
         if self.state is not Polling.ACTIVE:
             return 0.0
-        poll = self._long_poll()
+        poll = self._long_poll
         due = self._next_long_poll() if poll is None else poll.started + poll.wait
         return 0.0 if due is None else max(0.0, now - due)
 

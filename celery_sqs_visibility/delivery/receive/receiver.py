@@ -87,7 +87,7 @@ class Receiver:
         self._arrived = arrived
         self._stopped = stopped
         self._after_poll = after_poll
-        self._pauses = pauses = pauses or Pauses(clock)
+        self._pauses = pauses or Pauses(clock)
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self.lane: Lane[tuple[Poll]] = pump.lane(f"polls {queue.name!r}", MAX_POLLS, self, math.inf)
         self._lock: threading.Lock = pump.lock
@@ -97,7 +97,6 @@ class Receiver:
             schedule,
             wait,
             options.visibility_timeout,
-            lambda: pauses.until(queue.name),
             self._served,
         )
 
@@ -119,7 +118,9 @@ class Receiver:
     def start(self) -> None:
         """Start polling. Idempotent."""
         with self._lock:
-            self._polls.start(self._clock.monotonic())
+            now = self._clock.monotonic()
+            self._polls.start(now)
+            self._polls.pause(self._pauses.until(self.queue.name), now)
         self.lane.start()
 
     def stop(self) -> None:
@@ -134,6 +135,7 @@ class Receiver:
     def wake(self) -> None:
         """The queue was paused, or resumed. Polls in flight go on, as after `stop`."""
         with self._lock:
+            self._polls.pause(self._pauses.until(self.queue.name), self._clock.monotonic())
             self.lane.wake()
 
     def wait_for_polls(self, until: float) -> bool:

@@ -48,7 +48,6 @@ class World:
         self.capacity.prefetch_count = prefetch_count
         self.queue = SimpleNamespace(name=name, fifo=name.endswith(".fifo"), origin=origin)
         self.schedule = PollSchedule(interval, interval)
-        self.paused_until = -math.inf
         self.served = 0
         self.polls = QueuePolls(
             self.queue,
@@ -56,7 +55,6 @@ class World:
             self.schedule,
             LONG,
             visibility_timeout,
-            lambda: self.paused_until,
             self.serve,
         )
         self.polls.start(self.now)
@@ -137,7 +135,7 @@ def test_before_the_start_and_after_the_stop_nothing_is_due(world):
 
 def test_one_that_never_started_leaves_the_others_their_share():
     world = World()
-    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, lambda: 0.0, world.serve)
+    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, world.serve)
     assert other.due(world.now) is None
     other.stop(world.now)
     assert world.take().reservation.messages == 10
@@ -161,7 +159,7 @@ def test_a_poll_that_hangs_does_not_keep_a_stopped_queue_from_being_over(world):
 
 def test_a_second_stop_takes_nothing_from_who_polls_the_queue_now(world):
     world.polls.stop(world.now)
-    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, lambda: 0.0, world.serve)
+    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, world.serve)
     other.start(world.now)
     asked = other.take(world.now)
     world.polls.stop(world.now)
@@ -219,7 +217,7 @@ def test_a_message_that_is_back_waits_for_no_idle_queues_turn():
 
 def test_a_paused_queue_is_not_polled_has_no_share_and_is_polled_at_once_after_it(world):
     world.bring(world.take(), after=LONG)
-    world.paused_until = world.now + 10
+    world.polls.pause(world.now + 10, world.now)
     assert world.due() == 10
     assert world.take() is None
     assert world.polls.late(world.now + 500) == 0
@@ -227,13 +225,21 @@ def test_a_paused_queue_is_not_polled_has_no_share_and_is_polled_at_once_after_i
     world.clock.advance(10)
     assert world.due() == 0
     assert world.take().wait == LONG
+    assert world.capacity._queues["q"] == 1
 
 
-def test_the_end_of_an_endless_pause_is_not_known(world):
-    world.paused_until = math.inf
+def test_the_end_of_an_endless_pause_is_told(world):
+    world.polls.pause(math.inf, world.now)
     assert world.due() is None
-    world.paused_until = -math.inf
+    world.polls.pause(-math.inf, world.now)
     assert world.due() == 0
+
+
+def test_a_poll_in_flight_goes_on_in_a_pause_and_none_follows(world):
+    poll = world.take()
+    world.polls.pause(world.now + 100, world.now)
+    world.bring(poll, *batch(10))
+    assert (world.take(), world.capacity.held) == (None, 10)
 
 
 # Helpers.
