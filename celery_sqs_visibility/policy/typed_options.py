@@ -56,14 +56,14 @@ class PredefinedExchange(_AccessKey, total=False):
     arn: str
 
 
-_Dashed = TypedDict(
-    "_Dashed",
+DashedOptions = TypedDict(
+    "DashedOptions",
     {"client-config": Mapping[str, Any], "sqs-creation-attributes": Mapping[str, Any]},
     total=False,
 )
 
 
-class TransportOptions(_Dashed, SharedOptions, total=False):
+class TransportOptions(DashedOptions, SharedOptions, total=False):
     """`broker_transport_options`: docs/options.md says what each does. The last ones are kombu's own."""
 
     decompressed_max_bytes: int
