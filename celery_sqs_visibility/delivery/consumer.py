@@ -269,8 +269,11 @@ class QueueConsumer:
             self._shutdown.give_back_late(delivery)
 
     def _after_last_poll(self, queue: Queue) -> None:
-        """A receiver has ended: give back its queue's buffered messages, unless that is consumed again."""
-        if queue.name not in self._receivers.consumed():
+        """A receiver has ended: give back its queue's buffered messages, unless that is consumed again.
+
+        Where the consumer itself ends, its shutdown gives back all of them.
+        """
+        if self._arrivals.dispatching and queue.name not in self._receivers.consumed():
             self._release_buffered(queue)
 
     def _release_buffered(self, queue: Queue) -> None:

@@ -211,3 +211,18 @@ def test_a_worker_whose_queue_nears_its_quota_in_flight_says_so_with_what_it_hid
     assert "queue 'q' has 119502 messages in flight: beyond about 120000 SQS hands out none" in line
     assert "This worker holds 1 of them, and has hidden 1 or more" in line
     assert len(requests(world.sqs, "GetQueueAttributes")) == before + 1
+
+
+@pytest.mark.parametrize("ends", ["the worker", "the queue's consumer"])
+def test_what_is_buffered_as_polling_ends_is_given_back_once_by_who_ends(world, queue, ends):
+    world.buffered(queue, "a", "b")
+    if ends == "the worker":
+        world.consumer.stop_polling()
+        assert len(world.buffer) == 2
+        assert len(world.consumer.give_back_unstarted()) == 2
+    else:
+        world.consumer.cancel(queue.name)
+        assert world.consumer.give_back_unstarted() == []
+    assert len(world.buffer) == 0
+    world.consumer.holder.settler.flush(SOON)
+    assert sorted(world.visible(queue)) == ["a", "b"]
