@@ -92,12 +92,7 @@ class Receiver:
         self.lane: Lane[tuple[Poll]] = pump.lane(f"polls {queue.name!r}", MAX_POLLS, self, math.inf)
         self._lock: threading.Lock = pump.lock
         self._polls = QueuePolls(  # guarded by the lock
-            queue,
-            capacity,
-            schedule,
-            wait,
-            options.visibility_timeout,
-            self._served,
+            queue, capacity, schedule, wait, options.visibility_timeout, self._served
         )
 
     @property
@@ -116,8 +111,10 @@ class Receiver:
         return len(self._polls.in_flight)
 
     def start(self) -> None:
-        """Start polling. Idempotent."""
+        """Start polling. Idempotent; after `stop` without effect."""
         with self._lock:
+            if self.stopping:
+                return
             now = self._clock.monotonic()
             self._polls.start(now)
             self._polls.pause(self._pauses.until(self.queue.name), now)
