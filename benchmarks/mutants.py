@@ -41,7 +41,12 @@ PACKAGE = "celery_sqs_visibility"
 ROOMS = ("core", "stores", "control", "worker", "delivery")
 #: Tests of a room that are not in its own directory.
 OTHER_TESTS = {
-    "core": ["tests/unit/delivery"],
+    "core": [
+        "tests/unit/delivery/receive/test_turn_line.py",
+        "tests/unit/delivery/settle/test_copies.py",
+        "tests/unit/delivery/settle/test_sending_copies.py",
+        "tests/unit/delivery/test_model_of_copies.py",
+    ],
     "stores": ["tests/conformance/test_exclusive_store.py"],
     "control": ["tests/unit/transport/test_control_exchanges.py"],
     "delivery": ["tests/unit/test_publish.py", "tests/unit/transport/test_publish_retries.py"],

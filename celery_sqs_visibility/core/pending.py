@@ -193,8 +193,8 @@ class PendingMessages(Generic[Tag]):
         self._messages[pending] = None
         self.size += size
         # Fewer than ten small messages are no full batch, and need not be looked at one by one.
-        few = len(batches.ready) < BATCH_ENTRIES and not batches.waiting_count
-        return not (few and limit > 1 and self.size <= MESSAGE_BYTES) and batches.first_batch()[1]
+        few = len(batches.ready) < limit and not batches.waiting_count
+        return not (few and self.size <= MESSAGE_BYTES) and batches.first_batch()[1]
 
     def take(self, now: float, *, flushing: bool = False) -> list[PendingMessage[Tag]]:
         """The next batch to send; empty if none is full, nor has lingered long enough.

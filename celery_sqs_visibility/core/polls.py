@@ -312,8 +312,7 @@ class QueuePolls:
         return messages >= (NEARLY_FULL_BATCH if took < ANSWERED_AT_ONCE_SECONDS else BATCH_ENTRIES)
 
     def _note_answer(self, poll: Poll, messages: int, now: float) -> None:
-        if poll.state is not PollState.UNANSWERED:
-            self._capacity.answered(poll.reservation, messages, now)
+        self._capacity.answered(poll.reservation, messages, now)
         poll.state = PollState.ANSWERED
         poll.overdue_at = now + STUCK_AFTER_SECONDS
 

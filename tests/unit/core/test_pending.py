@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 
 import pytest
@@ -72,13 +73,50 @@ def test_each_queue_has_batches_of_its_own_and_they_take_turns(pending):
 
 def test_a_message_that_is_too_large_fails_alone_and_says_how_large_it_is(pending):
     body = "x" * (MESSAGE_BYTES + 1)
-    pending.add(PLAIN, OutgoingMessage(body), "large", NOW)
+    assert pending.add(PLAIN, OutgoingMessage(body), "large", NOW) is False
     fill(pending, "small")
+    assert pending.accepted == 2
     assert ids(pending.take(NOW, flushing=True)) == ["small"]
     ((task_id, reason),) = pending.failures
     assert task_id == "large"
     assert "1,048,577" in str(reason)
     assert "1,048,576" in str(reason)
+    assert "'q'" in str(reason)
+
+
+def test_a_batch_may_be_as_large_as_sqs_allows(pending):
+    half = "x" * (MESSAGE_BYTES // 2)
+    fill(pending, 1)
+    pending.conclude(pending.take(NOW, flushing=True), SENT, NOW)
+    for tag in "ab":
+        assert not pending.add(PLAIN, OutgoingMessage(half), tag, NOW)
+    assert ids(pending.take(NOW, flushing=True)) == ["a", "b"]
+    assert not pending.add(PLAIN, OutgoingMessage(half * 2), "whole", NOW)
+    assert not fill(pending, "of another queue", queue=FIFO)
+    assert ids(pending.take(NOW, flushing=True)) == ["whole"]
+
+
+def test_a_message_whose_payload_goes_to_s3_is_sent_alone(pending):
+    def offloaded(queue, size):
+        return queue is PLAIN and size > 10
+
+    fill(pending, "a")
+    assert pending.add(PLAIN, OutgoingMessage("x" * 20), "large", NOW, offloaded)
+    fill(pending, "b")
+    assert [ids(pending.take(NOW, flushing=True)) for _ in range(3)] == [["a"], ["large"], ["b"]]
+    assert pending.add(PLAIN, OutgoingMessage("x" * (MESSAGE_BYTES + 1)), "larger", NOW, offloaded)
+    assert ids(pending.take(NOW)) == ["larger"]
+
+
+def test_it_is_told_whether_and_how_many_batches_are_ready(pending):
+    fill(pending, *range(9))
+    assert (pending.has_more(flushing=False), pending.has_more(flushing=True)) == (False, True)
+    assert fill(pending, 9), "the tenth makes it full"
+    assert pending.has_more(flushing=False)
+    fill(pending, 10)
+    fill(pending, 11, queue=FIFO)
+    assert pending.batches_ready() == 3
+    assert pending.accepted == 12
 
 
 def test_what_failed_comes_back_alone_after_a_pause(pending):
@@ -154,6 +192,98 @@ def test_a_group_sends_one_at_a_time_without_lingering_and_what_failed_is_not_ov
     assert ids(again) == ["a1"]
     pending.conclude(again, SENT, later)
     assert ids(pending.take(later, flushing=True)) == ["a2"]
+
+
+def test_the_last_of_a_group_lingers_and_what_follows_it_goes_on(pending):
+    fill(pending, "a1", "a2", "a3", queue=FIFO, group_id="a")
+    for expected in (["a1"], ["a2"]):
+        batch = pending.take(NOW)
+        assert ids(batch) == expected
+        pending.conclude(batch, SENT, NOW)
+    assert pending.take(NOW) == []
+    pending.conclude(pending.take(NOW, flushing=True), SENT, NOW)
+    fill(pending, "a4", queue=FIFO, group_id="a")
+    assert ids(pending.take(NOW, flushing=True)) == ["a4"]
+
+
+def test_halves_of_a_refused_request_are_tried(pending):
+    fill(pending, *range(10))
+    lengths = []
+    while batch := pending.take(NOW, flushing=True):
+        lengths.append(len(batch))
+        pending.conclude(
+            batch, whole(batch, RequestRefusedError("no")) if len(batch) in (10, 3) else SENT, NOW
+        )
+    assert lengths == [10, 5, 5]
+    fill(pending, *range(3))
+    batch = pending.take(NOW, flushing=True)
+    pending.conclude(batch, whole(batch, RequestRefusedError("no")), NOW)
+    assert len(pending.take(NOW, flushing=True)) == 1
+
+
+def test_pauses_grow_and_what_would_come_back_too_late_is_given_up(monkeypatch):
+    monkeypatch.setattr("celery_sqs_visibility.core.pending.pause", float)
+    pending = PendingMessages(give_up=3.0)
+    down = UnavailableError("down")
+    fill(pending, 1)
+    pending.conclude(pending.take(NOW, flushing=True), {0: down}, NOW)
+    assert pending.due() == NOW + 1
+    pending.conclude(pending.take(NOW + 1, flushing=True), {0: down}, NOW + 1)
+    assert pending.failures == [("1", down)]
+
+
+def test_a_message_that_fails_while_others_are_sent_is_given_up_as_soon(pending):
+    now = NOW
+    fill(pending, "bad")
+    for number in range(1000):
+        fill(pending, number, now=now)
+        batch = pending.take(now, flushing=True)
+        pending.conclude(batch, {ids(batch).index("bad"): UnavailableError("down")}, now)
+        if pending.failures:
+            break
+        now = pending.due()
+    assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
+
+
+# Withdrawing.
+
+
+def test_those_of_a_group_that_were_withdrawn_are_left_out(pending):
+    fill(pending, "a1", "a2", "a3", "a4", queue=FIFO, group_id="a")
+    assert pending.withdraw({"a2"}.__contains__) == ["a2"]
+    for expected in (["a1"], ["a3"]):
+        batch = pending.take(NOW)
+        assert ids(batch) == expected
+        pending.conclude(batch, SENT, NOW)
+    assert pending.take(NOW) == [], "the last lingers"
+    assert ids(pending.take(NOW, flushing=True)) == ["a4"]
+
+
+def test_where_the_first_of_a_group_is_withdrawn_the_next_follows(pending):
+    fill(pending, "first", "second", queue=FIFO, group_id="a")
+    fill(pending, "plain")
+    assert pending.withdraw({"first", "plain"}.__contains__) == ["first", "plain"]
+    assert (pending.waiting, pending.count, pending.size) == (["second"], 1, len("second"))
+    assert ids(pending.take(NOW, flushing=True)) == ["second"]
+
+
+def test_where_one_that_was_to_come_back_is_withdrawn_the_next_follows(pending):
+    fill(pending, "first", "second", queue=FIFO, group_id="a")
+    pending.conclude(pending.take(NOW), {0: UnavailableError("down")}, NOW)
+    assert pending.withdraw({"first"}.__contains__) == ["first"]
+    assert (pending.waiting, pending.size) == (["second"], len("second"))
+    assert ids(pending.take(NOW, flushing=True)) == ["second"]
+
+
+def test_the_others_still_come_back_the_soonest_first(monkeypatch):
+    monkeypatch.setattr("celery_sqs_visibility.core.pending.pause", float)
+    pending = PendingMessages(give_up=math.inf)
+    for tag, now in (("now", NOW), ("last", NOW + 9), ("next", NOW + 5)):
+        fill(pending, tag)
+        pending.conclude(pending.take(NOW, flushing=True), {0: UnavailableError("down")}, now)
+    assert pending.withdraw({"now"}.__contains__) == ["now"]
+    assert pending.due() == NOW + 6
+    assert ids(pending.take(NOW + 6, flushing=True)) == ["next"]
 
 
 OUTCOMES = st.sampled_from(["sent", "sent", "sent", "throttled", "refused", "down", "too long"])

@@ -32,7 +32,7 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS, LONGEST_REPLY_GRACE_SECONDS
-from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, Attempts, PollSchedule
+from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, EMPTY_POLL_SECONDS, Attempts, PollSchedule
 
 NOW = 1000.0
 LONG = 20
@@ -125,6 +125,29 @@ def test_a_message_known_to_come_back_ends_the_sleep(world):
     assert world.polls.expect("m", world.now + 5)
     assert world.due() == 5
     assert not world.polls.expect("n", world.now + 50)
+    world.clock.advance(5)
+    world.bring(world.take(), "m")
+    assert world.schedule.hidden(world.now - 5) == 1, "n"
+
+
+def test_it_was_in_time_until_an_answer_is_late(world):
+    assert world.polls.waits_in_time(world.now) is False
+    first = world.take()
+    assert world.polls.waits_in_time(first.overdue_at - 1) is True
+    assert world.polls.waits_in_time(first.overdue_at) is False
+    world.late()
+    assert world.take() is not None
+    assert world.polls.waits_in_time(world.now) is False, "the first is still late"
+
+
+def test_short_intervals_between_empty_polls_are_counted_from_their_begin():
+    world = World(interval=0, prefetch_count=1000)
+    world.bring(world.take(), after=0.25)
+    assert world.due() == EMPTY_POLL_SECONDS - 0.25
+    world.bring(world.next(), *batch(10))
+    world.take()
+    world.bring(world.take(), after=0.25)
+    assert world.schedule.next_poll() == world.now, "a helper does not wait for messages"
 
 
 def test_before_the_start_and_after_the_stop_nothing_is_due(world):
@@ -138,6 +161,7 @@ def test_one_that_never_started_leaves_the_others_their_share():
     other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, world.serve)
     assert other.due(world.now) is None
     other.stop(world.now)
+    assert world.capacity._queues["q"] == 1
     assert world.take().reservation.messages == 10
 
 
@@ -148,6 +172,12 @@ def test_polls_in_flight_at_the_stop_still_bring_their_messages(world):
     world.bring(poll, "a")
     assert world.polls.is_over
     assert world.capacity.held == 1
+
+
+def test_what_was_asked_for_before_the_stop_others_may_ask_for(world):
+    world.take()
+    world.polls.stop(world.now)
+    assert world.capacity.reserve("other").messages == 10
 
 
 def test_a_poll_that_hangs_does_not_keep_a_stopped_queue_from_being_over(world):
@@ -212,6 +242,82 @@ def test_a_message_that_is_back_waits_for_no_idle_queues_turn():
     assert world.take() is not None
 
 
+def test_nor_does_a_poll_for_it_that_begins_just_now():
+    world = World(prefetch_count=2, interval=0)
+    for name in "abcdefghijklmnopqrst":
+        world.capacity.add_queue(f"another: {name}")
+        world.capacity.wait(f"another: {name}")
+    world.polls.expect("m", world.now)
+    assert world.take() is not None
+
+
+@pytest.mark.parametrize("way", ["fails", "is late", "kept nothing", "ends"])
+def test_another_queue_asks_at_the_instant_at_which_a_poll_leaves_capacity(way):
+    world = World(prefetch_count=1)
+    poll = world.take()
+    other = world.capacity.wait("other")
+    world.clock.advance(3)
+    if way == "fails":
+        world.polls.failed(poll, UnavailableError("network"), world.now)
+    elif way == "is late":
+        world.late()
+    else:
+        world.polls.succeeded(poll, ["a"], world.now)
+        assert other.reservation is None, "a message came, which is being taken"
+        world.clock.advance(1)
+        (world.polls.ended if way == "ends" else world.polls.taken)(poll, world.now)
+    assert other.reservation.since == world.now
+
+
+@pytest.mark.parametrize("way", ["stop", "pause"])
+@pytest.mark.parametrize("served", [False, True])
+def test_a_queue_that_is_not_polled_any_more_waits_for_no_capacity(way, served):
+    world = World(prefetch_count=1)
+    (held,) = world.capacity.hold(1)
+    world.take()
+    other = world.capacity.wait("other")
+    world.clock.advance(3)
+    if served:
+        world.capacity.release(held)
+        assert (world.served, other.reservation) == (1, None)
+    if way == "stop":
+        world.polls.stop(world.now)
+    else:
+        world.polls.pause(world.now + 10, world.now)
+        assert world.take() is None
+    if not served:
+        world.capacity.release(held)
+    assert other.reservation.since == world.now
+    assert not world.capacity.waiters
+
+
+def test_capacity_is_asked_for_when_the_poll_begins():
+    world = World(prefetch_count=1000)
+    world.clock.advance(3)
+    world.bring(world.take(), *batch(10))
+    world.clock.advance(3)
+    long, helper = world.take(), world.take()
+    assert [long.reservation.since, helper.reservation.since] == [world.now] * 2
+    assert world.served == 0, "it had not to wait"
+
+
+def test_only_where_no_poll_waits_is_a_message_that_is_back_told_to_the_capacity(world, monkeypatch):
+    told = []
+    monkeypatch.setattr(world.capacity, "expect", lambda *told_of: told.append(told_of))
+    world.polls.expect("m", world.now)
+    poll = world.take()
+    told.clear()
+    world.polls.look(world.now)
+    assert not told
+    world.polls.failed(poll, UnavailableError("network"), world.now)
+    world.polls.ended(poll, world.now)
+    world.polls.look(world.now)
+    assert told == [("q", world.now)]
+    world.polls.stop(world.now)
+    world.polls.look(world.now)
+    assert len(told) == 1
+
+
 # Pauses.
 
 
@@ -226,6 +332,27 @@ def test_a_paused_queue_is_not_polled_has_no_share_and_is_polled_at_once_after_i
     assert world.due() == 0
     assert world.take().wait == LONG
     assert world.capacity._queues["q"] == 1
+
+
+def test_a_pause_ends_the_help(world):
+    world.capacity.prefetch_count = 1000
+    world.bring(world.take(), *batch(10))
+    poll = world.take()
+    world.polls.pause(world.now + 10, world.now)
+    assert world.due() == 10
+    world.bring(poll, *batch(10))
+    world.clock.advance(10)
+    assert world.due() == 0
+    assert world.polls.ready() == 1
+    world.take()
+    assert world.due() is None
+
+
+def test_a_stop_during_a_pause_gives_the_share_up_once(world):
+    world.polls.pause(math.inf, world.now)
+    assert world.due() is None
+    world.polls.stop(world.now)
+    assert world.capacity._queues["q"] == 0
 
 
 def test_the_end_of_an_endless_pause_is_told(world):
@@ -288,8 +415,67 @@ def test_a_helper_waits_for_no_capacity():
     world = World(prefetch_count=15)
     world.bring(world.take(), *batch(10))
     assert world.take().reservation.messages == 5
+    assert world.due() == 0
     assert world.take() is None
     assert world.due() is None, "it is not tried again"
+    assert not world.capacity.waiters
+
+
+def test_the_limit_counts_helpers_that_are_not_made_yet():
+    world = World(prefetch_count=10_000)
+    for _ in range(2 * MAX_PARALLEL_POLLS):
+        world.bring(world.take(), *batch(10))
+    assert world.polls.ready() == MAX_PARALLEL_POLLS
+
+
+def helped(name="q"):
+    """A world with a long poll and a helper."""
+    world = World(name, prefetch_count=1000)
+    world.bring(world.take(), *batch(1 if world.queue.fifo else 10))
+    return world, world.take(), world.take()
+
+
+def test_a_helper_never_waited_for_what_it_brings():
+    world, _, helper = helped()
+    world.bring(helper, *batch(NEARLY_FULL_BATCH), after=1)
+    assert world.take().helper
+
+
+@pytest.mark.parametrize(("name", "seconds"), [("q", 50), ("q.fifo", 60)])
+def test_an_empty_helper_begins_the_sleep_of_a_standard_queue(name, seconds):
+    world, long, helper = helped(name)
+    world.bring(helper)
+    world.bring(long, after=10)
+    assert world.due() == seconds
+
+
+def test_a_helper_of_a_fifo_queue_brings_a_message_that_was_expected():
+    world, _, helper = helped("q.fifo")
+    world.polls.expect("m", world.now + 5)
+    world.bring(helper, "m")
+    assert world.schedule.hidden(world.now) == 0
+
+
+def test_a_cut_counts_beside_the_failure_of_a_helper():
+    world, long, helper = helped()
+    world.fail(helper)
+    assert world.fail(long, AnswerLostError("closed"), after=LONG - 1) is Failure.CUT
+    assert world.polls.failures == 2
+
+
+def test_a_long_poll_that_finds_nothing_begins_the_sleep_though_a_helper_has_failed():
+    world, long, helper = helped()
+    world.fail(helper)
+    world.bring(long)
+    assert world.due() == 60
+
+
+def test_the_end_of_a_helper_does_not_make_a_pause_longer():
+    world, long, helper = helped()
+    world.fail(long)
+    world.clock.advance(world.due())
+    world.polls.ended(helper, world.now)
+    assert world.due() == 0
 
 
 def test_of_few_groups_a_helper_is_tried_once_a_second():
@@ -371,7 +557,47 @@ def test_after_the_stop_its_last_consumer_may_have_deleted_the_queue(world):
     assert world.polls.failures == 0
 
 
+def test_failures_and_cuts_are_counted(world):
+    for number in (1, 2, 3):
+        world.fail(world.next())
+        assert (world.polls.failures, world.polls.cuts) == (number, 0)
+    for number in (1, 2):
+        world.bring(world.next())
+        assert world.fail(world.next(), AnswerLostError("closed"), after=LONG - 1) is Failure.CUT
+        assert world.polls.cuts == number
+
+
 # Late answers.
+
+
+def test_a_pause_lasts_where_no_answer_is_late(world):
+    world.fail(world.take())
+    assert world.late(0) == []
+    assert world.due() > 0
+
+
+def test_each_late_answer_is_a_failure(world):
+    for number in (1, 2):
+        world.take()
+        world.late()
+        assert world.polls.failures == number
+
+
+def test_a_stuck_poll_that_ends_does_not_make_a_pause_longer(world):
+    stuck = world.take()
+    world.polls.succeeded(stuck, ["a"], world.now)
+    assert world.late(0) == []
+    world.late(STUCK_AFTER_SECONDS)
+    world.fail(world.take())
+    world.clock.advance(world.due())
+    world.polls.ended(stuck, world.now)
+    assert world.due() == 0
+
+
+def test_a_long_poll_is_late_once_its_wait_has_passed(world):
+    poll = world.take()
+    assert world.polls.late(poll.started + LONG) == 0
+    assert world.polls.late(poll.started + LONG + 3) == 3
 
 
 def test_an_answer_is_late_some_time_after_the_wait_and_counts_once(world):
