@@ -58,7 +58,7 @@ class Sending:
         next: the index of the first copy that was not begun.
         under_way: the indices of those that were begun, and neither sent nor given up.
         unsent: the indices of those that were given up.
-        sent: how many were sent, the remainder not counted.
+        sent: whether any was sent, the remainder not counted.
         stopping: whether no further copy is begun.
         abandoned: whether the original is lost, so that no message stands for the copies that are left.
         given_back: whether the worker ends, so that the original is released where nothing was sent.
@@ -73,7 +73,7 @@ class Sending:
     next: int = 0
     under_way: set[int] = field(default_factory=set)
     unsent: list[int] = field(default_factory=list)
-    sent: int = 0
+    sent: bool = False
     stopping: bool = False
     abandoned: bool = False
     given_back: bool = False
@@ -112,7 +112,7 @@ class Sending:
         if index == REMAINDER:
             self._remainder_sent = True
         else:
-            self.sent += 1
+            self.sent = True
 
     def note_unsent(self, index: int, error: SQSError | None) -> None:
         """The copy is not sent: SQS refuses it, or it was withdrawn. No further ones are begun."""

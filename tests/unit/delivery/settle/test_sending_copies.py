@@ -16,7 +16,7 @@ from celery_sqs_visibility.core.copies import (
     PendingCopies,
     Sending,
 )
-from celery_sqs_visibility.core.settlements import Renew, Split
+from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Renew, Split
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import InProgressBatch, Pump
 from celery_sqs_visibility.delivery.settle.copies import Copies
@@ -333,6 +333,32 @@ def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
     sending.note_unsent(REMAINDER, None)
     assert sending.ended
     assert sending.remainder() is None
+    assert sending.left == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("given_back", "sent", "settled"),
+    [(False, 0, Lapse()), (True, 0, RELEASE), (True, 1, Lapse())],
+    ids=["its visibility timeout brings it back", "the worker ends", "the worker ends, and some were sent"],
+)
+def test_an_original_whose_copies_were_not_refused_comes_back(given_back, sent, settled):
+    records = [OutgoingMessage(str(n)) for n in range(2)]
+    delivery = factories.delivery(factories.sqs_queue())
+    sending = Sending(delivery, Split(records, "event", lambda _: None), given_back=given_back)
+    for index in sending.begin():
+        if index < sent:
+            sending.note_sent(index, "id")
+        else:
+            sending.note_unsent(index, None)
+    assert sending.settlement() == settled
+
+
+def test_nor_is_a_message_parked_whose_copy_was_not_refused():
+    delivery = factories.delivery(factories.sqs_queue())
+    sending = Sending(delivery, Renew(OutgoingMessage("a"), {}, 7))
+    (index,) = sending.begin()
+    sending.note_unsent(index, None)
+    assert sending.settlement() == Lapse()
 
 
 def test_of_an_event_as_many_records_are_under_way_as_there_may_be_and_no_more():
