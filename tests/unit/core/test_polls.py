@@ -348,6 +348,11 @@ def test_a_pause_ends_the_help(world):
     assert world.due() is None
 
 
+def test_a_pause_that_ends_just_now_is_none(world):
+    world.polls.pause(world.now, world.now)
+    assert world.polls.state is Polling.ACTIVE
+
+
 def test_a_stop_during_a_pause_gives_the_share_up_once(world):
     world.polls.pause(math.inf, world.now)
     assert world.due() is None
@@ -468,6 +473,12 @@ def test_a_long_poll_that_finds_nothing_begins_the_sleep_though_a_helper_has_fai
     world.fail(helper)
     world.bring(long)
     assert world.due() == 60
+
+
+def test_where_a_helper_is_late_the_long_poll_still_waits():
+    world, _, helper = helped()
+    assert world.late(LONGEST_REPLY_GRACE_SECONDS) == [helper]
+    assert world.take() is None
 
 
 def test_the_end_of_a_helper_does_not_make_a_pause_longer():
