@@ -128,9 +128,15 @@ class OutgoingMessages:
         failed: dict[int, SQSError] = {}
         if together:
             batch = [messages[position] for position in together]
-            result = queue.sqs.send_batch(queue.url, batch, urgent=urgent)
-            failed = {together[i]: error for i, error in result.failed.items()}
-            alone += self._too_large(queue, messages, failed)
+            try:
+                result = queue.sqs.send_batch(queue.url, batch, urgent=urgent)
+            except SQSError as error:
+                if self._learned(queue, error) is None:
+                    raise
+                alone += together  # one of them is too large, and the refusal of all does not tell which
+            else:
+                failed = {together[i]: error for i, error in result.failed.items()}
+                alone += self._too_large(queue, messages, failed)
         for position in alone:
             try:
                 self.send(queue, messages[position])

@@ -131,6 +131,28 @@ def test_in_a_batch_without_a_bucket_each_has_the_error_that_says_what_to_do(sqs
     assert f"queue {queue.name!r}" in str(failed[1])
 
 
+@pytest.mark.parametrize("has_bucket", [True, False])
+def test_where_sqs_refuses_a_whole_batch_for_one_message_the_others_are_sent(
+    sqs, queue, outgoing, has_bucket, monkeypatch
+):
+    send = sqs.send
+
+    def refuse_large(url, message):
+        if len(message.body) > 1000:
+            raise shorter_than(1000)
+        return send(url, message)
+
+    sqs.fail_next("SendMessageBatch", shorter_than(1000))
+    monkeypatch.setattr(sqs, "send", refuse_large)
+    outgoing = outgoing if has_bucket else OutgoingMessages()
+    messages = [OutgoingMessage(body) for body in ("a", "x" * 1001, "b")]
+    failed = outgoing.send_batch(queue, messages).failed
+    assert {position: type(error) for position, error in failed.items()} == (
+        {} if has_bucket else {1: MessageTooLargeError}
+    )
+    assert counts(queue) == (3 - len(failed), 0)
+
+
 def test_a_pointer_that_is_too_large_blames_the_attributes(sqs, queue, objects, outgoing):
     sqs.fail_next("SendMessage", shorter_than(1000))
     with pytest.raises(MessageTooLargeError, match="its attributes are too large"):
