@@ -21,6 +21,8 @@ BEGIN, END = "<!-- rows: pytest --reliability -->", "<!-- end of rows -->"
 HEAD = """\
 | fault | what was done | run more than once | recovered in, s |
 |---|---|---|---|"""
+SOON = 2.0
+RIDDEN_OUT = f"Nothing ran more than once, and work went on within {SOON:g} s, after: "
 UNHARMED = "Nothing ran more than once, and nothing stopped, after: "
 
 
@@ -104,20 +106,33 @@ class Table:
 
 
 def shown(rows: Iterable[Row]) -> str:
-    """The table, and below it the faults that did no harm: one row for a fault and what was done."""
+    """The table, with a row for a fault and what was done; below it the faults that did little or no harm."""
     merged: dict[tuple[str, str], Row] = {}
     for row in rows:
         place = row.fault, row.done
         merged[place] = merged[place] + row if place in merged else row
-    harmed = [row for row in merged.values() if row.repeated or row.seconds is not None]
+    stopped = [row for row in merged.values() if row.repeated or row.seconds is not None]
+    harmed = [row for row in stopped if row.repeated or (row.seconds or 0) > SOON]
     lines = sorted(map(str, harmed), key=str.lower)
-    unharmed = sorted({row.fault for row in merged.values()} - {row.fault for row in harmed}, key=str.lower)
-    return "\n".join([HEAD, *lines, "", UNHARMED + "; ".join(unharmed) + "."])
+    ridden_out = _faults(stopped) - _faults(harmed)
+    unharmed = _faults(merged.values()) - _faults(stopped)
+    return "\n".join([HEAD, *lines, "", _named(RIDDEN_OUT, ridden_out), "", _named(UNHARMED, unharmed)])
+
+
+def _faults(rows: Iterable[Row]) -> set[str]:
+    return {row.fault for row in rows}
+
+
+def _named(beginning: str, faults: Iterable[str]) -> str:
+    return f"{beginning}{'; '.join(sorted(faults, key=str.lower))}."
 
 
 def faults_of(text: str) -> set[str]:
     """The faults of a written table."""
     table = text.partition(BEGIN)[2].partition(END)[0]
-    rows, _, unharmed = table.partition(UNHARMED)
+    rows, _, named = table.partition(RIDDEN_OUT)
     names = {line.split(" | ")[0].removeprefix("| ") for line in rows.strip().splitlines()[2:]}
-    return names | set(unharmed.strip().removesuffix(".").split("; "))
+    ridden_out, _, unharmed = named.partition(UNHARMED)
+    return names.union(*(each.strip().removesuffix(".").split("; ") for each in (ridden_out, unharmed))) - {
+        ""
+    }
