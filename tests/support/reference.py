@@ -22,8 +22,12 @@ TABLE = re.compile(r"(?<=<!-- made by `make reference` -->\n).*?(?=<!-- end -->)
 #: A paragraph about one thing in Google's style of docstrings: its name, a colon, its lines.
 ENTRY = re.compile(r"^(\w+): (.*?)(?=^\w+: |\Z)", re.DOTALL | re.MULTILINE)
 
-TASKS = """\
-# Settings of a task
+REFERENCE = """\
+# Settings of tasks, events and exceptions
+
+Options of the transport are in [options](options.md), metrics in [metrics](metrics.md).
+
+## Settings of a task
 
 Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a
 wrong value is refused when the task gets its app, with a sentence that names the task; type checkers find it
@@ -33,11 +37,35 @@ events](aws-events.md) show their use.
 
 | setting | default | meaning |
 |---|---|---|
-{table}
+{settings}
 `acks_late` is true for every `VisibilityTask`; another value is refused, since a deleted message cannot
 come back. Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of
 `self.visibility` are in [long tasks](long-tasks.md).
-"""
+
+## Events
+
+Frozen dataclasses in `celery_sqs_visibility`, to which your code can listen: [logs and
+events](logs-and-events.md#events) shows how. They happen in the worker's main process.
+
+| event | fields | meaning |
+|---|---|---|
+{events}
+Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFacts`:
+
+| field | meaning |
+|---|---|
+{facts}
+## Exceptions
+
+All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches
+all of them. An error that passes by itself is worth another try later; any other needs a change.
+
+| exception | also a | passes by itself | meaning |
+|---|---|---|---|
+{exceptions}
+| attribute | of | meaning |
+|---|---|---|
+{attributes}"""
 
 OPTIONS = """\
 # Transport options
@@ -65,44 +93,19 @@ FIRST = (
     "remote_control",
 )
 
-EXCEPTIONS = """\
-# Exceptions
-
-All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches
-all of them. An error that passes by itself is worth another try later; any other needs somebody who changes
-something. [Troubleshooting](troubleshooting.md) explains the sentences of the log.
-
-| exception | also a | passes by itself | meaning |
-|---|---|---|---|
-{table}
-{attributes}"""
-
-EVENTS = """\
-# Events
-
-Frozen dataclasses in `celery_sqs_visibility`, to which your code can listen: [logs and
-events](logs-and-events.md#events) shows how. They happen in the worker's main process.
-
-| event | fields | meaning |
-|---|---|---|
-{table}
-## `delivery`
-
-Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFacts`:
-
-| field | meaning |
-|---|---|
-{facts}"""
-
 
 def pages():
     """Each page of the reference, and its text."""
     metrics = DOCS / "metrics.md"
     return {
         DOCS / "options.md": options_page(),
-        DOCS / "reference-tasks.md": TASKS.format(table=settings()),
-        DOCS / "reference-exceptions.md": EXCEPTIONS.format(table=exceptions(), attributes=attributes()),
-        DOCS / "reference-events.md": EVENTS.format(table=kinds_of_events(), facts=facts()),
+        DOCS / "reference.md": REFERENCE.format(
+            settings=settings(),
+            events=kinds_of_events(),
+            facts=facts(),
+            exceptions=exceptions(),
+            attributes=attributes(),
+        ),
         metrics: TABLE.sub(lambda _: names.table(), metrics.read_text()),
     }
 
@@ -155,13 +158,11 @@ def exceptions():
 
 
 def attributes():
-    parts = []
+    rows = []
     for kind in [*public(errors, errors.SQSVisibilityError), errors.PublishFailure]:
         _, entries = paragraphs(kind.__doc__)
-        if entries:
-            rows = "".join(row(f"`{name}`", about) for name, about in entries.items())
-            parts.append(f"## Attributes of `{kind.__name__}`\n\n| attribute | meaning |\n|---|---|\n{rows}")
-    return "\n".join(parts)
+        rows += [row(f"`{name}`", f"`{kind.__name__}`", about) for name, about in entries.items()]
+    return "".join(rows)
 
 
 def kinds_of_events():

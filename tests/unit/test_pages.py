@@ -28,9 +28,7 @@ REFERENCE = {
         "metrics.md",
         "options.md",
         "permissions.md",
-        "reference-events.md",
-        "reference-exceptions.md",
-        "reference-tasks.md",
+        "reference.md",
         "reliability.md",
         "troubleshooting.md",
     )
