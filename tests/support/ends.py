@@ -229,11 +229,14 @@ def decision_table():
 
 
 def rows_table():
-    lines = ["| what happens | after each run | state |", "|---|---|---|"]
+    """One row for all that ends alike."""
+    alike: dict[tuple[str, str], list[str]] = {}
     for row in ROWS:
         fates = [run.fate.value for run in row.runs] or ["deleted, not run"]
         where = " (prefork)" if row.needs else ""
-        lines.append(f"| {row.told}{where} | {', '.join(fates)} | {row.state} |")
+        alike.setdefault((", ".join(fates), row.state), []).append(f"{row.told}{where}")
+    lines = ["| after each run | state | what happens |", "|---|---|---|"]
+    lines += [f"| {fates} | {state} | {'; '.join(told)} |" for (fates, state), told in alike.items()]
     return "\n".join(lines) + "\n"
 
 
