@@ -102,10 +102,10 @@ class SharedOptions:
     visibility_timeout: int = option(
         VISIBILITY_TIMEOUT_SECONDS,
         Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
-        "How long a received message stays hidden. It is sent with every receive and renewed by the "
-        "heartbeat, so it is also the time after which the message of a killed worker comes back. A value "
-        "above SQS's 12 hours counts as 12 hours, with a warning. Lower it for an earlier return; raise it "
-        "if workers may stand still for longer.",
+        "How long a received message stays hidden. The heartbeat renews it, so it is also the time "
+        "after which the message of a killed worker comes back. More than SQS's 12 hours count as 12 "
+        "hours, with a warning. Lower it for an earlier return; raise it if workers may stand still for "
+        "longer.",
     )
     heartbeat_interval: float = option(
         None,
@@ -264,15 +264,15 @@ class Options(SharedOptions):
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
         Whole(MESSAGE_BYTES, floats=False),
-        "The most bytes of a compressed message's body after decompression; a payload in S3 may have 64 "
-        "MiB. A larger message is a bad message. Raise it for larger tasks, and give workers enough memory.",
+        "The most bytes of a message's body after decompression; a payload in S3 may have 64 MiB. A "
+        "larger message is bad. Raise it for larger tasks, and give workers enough memory.",
     )
     remote_control: bool = option(
         False,
         flag,
-        "Whether workers answer `celery inspect` and obey `celery control`, each by a queue of its own: see "
-        "[remote control](remote-control.md). Workers and callers need it. Set it to use these commands, "
-        "Flower, or `celery sqs pause`.",
+        "Whether workers obey [remote control](remote-control.md), each by a queue of its own. Workers "
+        "and callers need it. Set it to use `celery inspect`, `celery control`, Flower, or `celery sqs "
+        "pause`.",
     )
     control_prefix: str = option(
         "celery-control-",
@@ -283,71 +283,67 @@ class Options(SharedOptions):
     metrics: tuple[str, ...] | None = option(
         None,
         ExporterNames(),
-        "The exporters of a worker's metrics: see [metrics](metrics.md). `[]` is none. Set it to choose the "
-        "destination of the metrics.",
+        "The exporters of a worker's [metrics](metrics.md); `[]` is none. Set it to choose their "
+        "destination.",
         "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
     shutdown_timeout: float | None = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long running tasks may go on after SIGTERM before their messages are released. It follows from "
-        "the environment variable `TERMINATION_GRACE_PERIOD_SECONDS`, the platform's grace period. Set it if "
-        "runs should end earlier.",
+        "How long running tasks may go on after SIGTERM before their messages are released. The "
+        "environment variable `TERMINATION_GRACE_PERIOD_SECONDS` has the grace period. Set it if runs "
+        "should end earlier.",
         "25, or 5 s less than the grace period",
     )
     when_lost: str = option(
         "continue",
         when_lost,
-        "What happens to a running task whose message's visibility has lapsed, so that another worker may "
-        "run it, too. 'continue': the run goes on, and `self.visibility.lost` is true. 'terminate': the "
-        "worker ends the run, except in the pools threads and solo. Set it to 'terminate' if two runs at "
-        "once do harm.",
+        "What happens to a running task whose message another worker may have. 'continue': the run goes "
+        "on, and `self.visibility.lost` is true. 'terminate': the worker ends the run, except in the "
+        "pools threads and solo. Set it to 'terminate' if two runs at once do harm.",
     )
     queues: Entries = option(
         {},
         queue_entries,
-        "Options of some queues, by Celery's name or a glob: see [several queues](several-queues.md). A "
-        "queue's own name overrides globs; of several globs the first match counts. Set it if queues differ "
-        "in timeouts, polls or limits.",
+        "Options of [some queues](several-queues.md), by Celery's name or a glob. A queue's own name "
+        "overrides globs; of several globs the first match counts. Set it if queues differ in timeouts, "
+        "polls or limits.",
     )
     queue_order: Order = option(
         None,
         OneOf(ORDERS),
-        "The queue whose message is run next: each in turn, the one that `queues` lists first, or by "
-        "`weight`: see [several queues](several-queues.md). Set it if some queues are more urgent than "
-        "others.",
+        "The [queue whose message is run next](several-queues.md): each in turn, the one that `queues` "
+        "lists first, or by `weight`. Set it if some queues are more urgent.",
         "'fair', or 'weighted' if a queue has a weight",
     )
     coordination_store: StoreAddress | None = option(
         None,
         store_address,
-        "The store by which processes agree: on the run of an exclusive task, on the beat that sends, on the "
-        "worker that samples queues. `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
-        "`redis://HOST` or `rediss://HOST`; in cluster mode of any node. Set it for exclusive tasks, for "
-        "several beats, or for metrics of many workers.",
+        "The store by which processes agree: `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
+        "`redis://HOST` or `rediss://HOST`; in cluster mode of any node. Set it for exclusive tasks, "
+        "for several beats, or for metrics of many workers.",
     )
     message_adapter: str | None = option(
         None,
         dotted_path,
         "The dotted path of a callable(body, attributes) that makes tasks of messages that are not "
-        "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Workers "
-        "import it. Set it if other programs send to the queue.",
+        "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Set "
+        "it if other programs send to the queue.",
     )
     payload_store: ReadablePayloads | None = option(
         None,
         payload_store,
-        "The place in S3 for payloads of messages that are too large for SQS, in the format of Amazon's "
-        "extended client: `s3://BUCKET`, or `s3://BUCKET/PREFIX/` where several apps share a bucket. "
-        "Producers and workers need it. Workers read no other payloads: a worker's prefix must be the "
-        "producers' prefix, or its beginning. Set it if tasks may have more than 1 MiB of arguments.",
+        "The place in S3 for payloads that are too large for SQS: `s3://BUCKET`, or "
+        "`s3://BUCKET/PREFIX/` where several apps share a bucket. Producers and workers need it. "
+        "Workers read no other payloads: a worker's prefix must be the producers' prefix, or its "
+        "beginning. Set it if tasks may have more than 1 MiB of arguments.",
     )
     http_address: HTTPAddress | None = option(
         None,
         http_address,
         "The address at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
-        "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' for "
-        "all hosts that reach it. Without the option there is no address. Set it for Prometheus, or for "
-        "probes from other hosts; probes on the same host need none.",
+        "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' "
+        "for all hosts. Set it for Prometheus, or for probes from other hosts.",
     )
     region: str | None = option(
         None,
