@@ -169,7 +169,7 @@ LINES = [
         "pass",
         "nobody has woken the thread that extends messages",
     ),
-    (QueueConsumer.notice_pause, "receiver.wake()", "pass", "nobody has woken the thread that polls"),
+    (QueueConsumer.notice_pause, "receiver.wake()", "pass", "all is done"),
 ]
 
 
