@@ -10,6 +10,7 @@ A URL's scheme may have dashes but no underscores: kombu reads an empty scheme f
 """
 
 import json
+import os
 import sys
 from contextlib import suppress
 from typing import Any
@@ -48,7 +49,7 @@ def check_options(**_: Any) -> list[Any]:
     return check_current_app()
 
 
-if "django" in sys.modules:
+if "django" in sys.modules and "DJANGO_SETTINGS_MODULE" in os.environ:  # as Celery's own fixup asks
     with suppress(Exception):
         from django.core.checks import register
 
