@@ -36,7 +36,7 @@ DELETE_LINGER_WINDOWS: Final = 5
 
 
 class LetterRefusedError(RequestRefusedError):
-    """No dead-letter queue takes the letter: its `otherwise` follows."""
+    """No dead-letter queue takes the letter: the letter's `otherwise` is carried out instead."""
 
 
 class PendingSettlement(NamedTuple):

@@ -52,7 +52,7 @@ STUCK_AFTER_SECONDS: Final = 20.0
 
 
 class Polling(enum.Enum):
-    """Whether a queue is polled."""
+    """Stages of a queue's polling."""
 
     NEW = "it was not started yet"
     ACTIVE = "it is polled, and has a share of the capacity"
@@ -75,7 +75,7 @@ OVERDUE = {PollState.ASKED: PollState.UNANSWERED, PollState.ANSWERED: PollState.
 
 
 class Failure(enum.Enum):
-    """What a failed poll means."""
+    """Reasons why a poll fails."""
 
     OUTAGE = "SQS does not answer, or refuses"
     CUT = "something closed the connection while SQS let the poll wait"
@@ -117,7 +117,7 @@ class QueuePolls:
         failures: polls that failed in a row.
         answered: whether a poll has ever succeeded.
         cuts: polls that were cut off while SQS let them wait.
-        state: whether the queue is polled.
+        state: the stage of the polling.
     """
 
     def __init__(

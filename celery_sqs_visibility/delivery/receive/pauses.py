@@ -38,7 +38,7 @@ class Pauses:
 
     def get(self, queue: str) -> Pause | None:
         """The queue's pause, if it has one now."""
-        pause = self._pauses.get(queue)  # each poll asks
+        pause = self._pauses.get(queue)
         return pause if pause is not None and self._clock.monotonic() < pause.until else None
 
     def until(self, queue: str) -> float:
@@ -48,5 +48,4 @@ class Pauses:
 
     def seconds_left(self, queue: str) -> float:
         """How long its pause still lasts; 0 without one."""
-        pause = self.get(queue)
-        return 0.0 if pause is None else max(0.0, pause.until - self._clock.monotonic())
+        return max(0.0, self.until(queue) - self._clock.monotonic())
