@@ -127,7 +127,7 @@ class Supply:
 
 
 def queue_consumers(consumer):
-    return list(consumer.connection.transport.context.worker_queue_consumers)
+    return list(consumer.connection.transport.context.receiving.worker_queue_consumers)
 
 
 def supervise(queue_consumer, seconds):

@@ -7,32 +7,21 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
-from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.capacity import Capacity
-from celery_sqs_visibility.core.turns import Turns
-from celery_sqs_visibility.delivery.consumer import QueueConsumer
-from celery_sqs_visibility.delivery.holder import SETTLE_WINDOW_SECONDS, DeliveryHolder
-from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
 from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.pump import Pump
-from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_any_message, decode_message
@@ -41,8 +30,12 @@ from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.control.remote import RemoteControl
+    from celery_sqs_visibility.delivery.consumer import QueueConsumer
+    from celery_sqs_visibility.delivery.receive.buffer import Buffer
+    from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
     from celery_sqs_visibility.stores.guarded import GuardedStore
     from celery_sqs_visibility.transport.fanout import Fanout
+    from celery_sqs_visibility.transport.receiving import Receiving
 
 #: The system attributes that every receive asks for.
 SYSTEM_ATTRIBUTES: Final = {
@@ -77,10 +70,6 @@ class BrokerContext:
         send: sends one that is published by itself; concurrent ones share requests.
         new_sender: makes a sender of those that are published in a block.
         payloads: where large payloads go; `None`: nowhere.
-        slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
-        loop_late: tells since when the worker's loop has not come round; a bootstep sets it, as `slots`.
-        turns: of the worker's queues, where these have an order or a maximum.
-        pauses: the worker's queues that are not polled for now.
         worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
         attribute_names: the message attributes that tasks see.
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
@@ -89,8 +78,6 @@ class BrokerContext:
         decode_message: see `codec.decode_message`.
         decode_for_worker: the same for a worker; a bootstep sets it where tasks take messages of AWS events.
         decode_any_message: the same for consumers that are not Celery's: see `codec.decode_any_message`.
-        queue_consumers: the consumers in use; those of a closed channel, too, while a task of theirs runs.
-        worker_queue_consumers: the worker's own among them; the others belong to consumers inside its tasks.
     """
 
     def __init__(self, broker: BrokerURL, options: Options) -> None:
@@ -114,65 +101,35 @@ class BrokerContext:
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
         self.pump = Pump()
-        self.turns: TurnBuffers | None = None
-        if options.has_turns:
-            self.turns = TurnBuffers(Turns(options.queue_order, options.for_queue), self.pump.lock)
-        self.pauses = Pauses()
-        self.slots: Callable[[], Slots] | None = None
-        self.loop_late: Callable[[float, float], float] | None = None
-        self._capacity: Capacity | None = None
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
         self.on_remote_shutdown: Callable[[], None] | None = None
-        self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
-        self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
     @cached_property
-    def holder(self) -> DeliveryHolder:
-        """Holder of all messages that this process has received. The thread that makes a consumer."""
-        return DeliveryHolder(
-            self.options, self.redrive, SYSTEM_CLOCK, self.pump, self.outgoing, SETTLE_WINDOW_SECONDS
-        )
+    def receiving(self) -> Receiving:
+        """The consumers and what they hold. Imported when first needed: producers receive nothing."""
+        from celery_sqs_visibility.transport.receiving import Receiving  # noqa: PLC0415
 
-    def _worker_capacity(self) -> Capacity:
-        """One for the worker's consumers, so that what earlier connections still run counts.
-
-        A worker that is embedded after another has one of its own.
-        """
-        if self._capacity is None or self._capacity.slots is not self.slots:
-            turns = None if self.turns is None else self.turns.turns
-            self._capacity = Capacity(PREFETCH_SECONDS, self.slots, turns)
-        return self._capacity
+        return Receiving(self.options, self.redrive, self.pump, self.outgoing)
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
         """Make a consumer: the worker's, or one without slots."""
-        self.holder.dead_letters.worker_name = self.worker_name
-        queue_consumer = QueueConsumer(
-            self.holder,
+        self.receiving.holder.dead_letters.worker_name = self.worker_name
+        return self.receiving.new_queue_consumer(
+            buffer,
             self.receive_options,
             self.decode_for_worker if for_worker else self.decode_message,
-            buffer,
-            self.pump,
-            slots=self.slots if for_worker else None,
-            capacity=self._worker_capacity() if for_worker else None,
-            loop_late=self.loop_late if for_worker else None,
-            leases=lease_table(),
-            payloads=self.payloads.objects if self.payloads else None,
-            turns=self.turns if for_worker else None,
-            pauses=self.pauses if for_worker else None,
-            consumers=partial(self._consumers_beside, for_worker=for_worker),
+            self.payloads.objects if self.payloads else None,
+            partial(self._consumers_beside, for_worker=for_worker),
+            for_worker=for_worker,
         )
-        self.queue_consumers.add(queue_consumer)
-        if for_worker:
-            self.worker_queue_consumers.add(queue_consumer)
-        return queue_consumer
 
     def _consumers_beside(self, *, for_worker: bool) -> list[QueueConsumer]:
         """The consumers that may take the messages of a consumer's last polls.
 
         A consumer's reference to this method keeps the context while the consumer holds a message.
         """
-        return snapshot(self.worker_queue_consumers) if for_worker else []
+        return snapshot(self.receiving.worker_queue_consumers) if for_worker else []
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
         """The bounds of a message's wait in the queue, as far as they are known. Any thread, no request."""
@@ -238,8 +195,7 @@ class BrokerContext:
     def end_broadcasts(self) -> None:
         """The worker ends, nothing runs: delete the queues of its `Broadcast`s, which are nobody else's."""
         for name in self.temporary_queues.of_broadcasts():
-            for queue_consumer in list(self.queue_consumers):
-                queue_consumer.abandon(name)
+            self.receiving.abandon(name)
             self.delete_temporary_queue(name)
 
     def receive_options_of(self, queue: str) -> ReceiveOptions:

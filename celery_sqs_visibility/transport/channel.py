@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[attr-defined] # as in kombu's docs
@@ -28,14 +28,11 @@ from celery_sqs_visibility.aws.queues import (
     when_known,
 )
 from celery_sqs_visibility.command_line import ends_command
-from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import Delete
-from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.publish.blocks import batched
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts, until_deadline
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.transport.basic_get import FetchedMessages
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
@@ -47,6 +44,11 @@ from celery_sqs_visibility.transport.exchanges import (
 )
 from celery_sqs_visibility.transport.message import Message, QoS
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, is_reply, temporary
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.core.delivery import Delivery
+    from celery_sqs_visibility.delivery.consumer import QueueConsumer
+    from celery_sqs_visibility.transport.basic_get import FetchedMessages
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +85,7 @@ class Channel(virtual.Channel):
         self._attempts = PublishAttempts()
         self._queue_consumer: QueueConsumer | None = None
         self._consumed: dict[str, str] = {}  # the queue of each consumer tag
-        self._fetched = FetchedMessages(connection.options.for_queue, SYSTEM_CLOCK, self.context.payloads)
+        self._fetched: FetchedMessages | None = None  # by `basic_get`
 
     @property
     def context(self) -> BrokerContext:
@@ -115,7 +117,7 @@ class Channel(virtual.Channel):
         super().close()
         if is_ours and self._queue_consumer is not None:
             self._queue_consumer.close()
-        if is_ours:
+        if is_ours and self._fetched is not None:
             self._fetched.release_all()
 
     def exchange_declare(
@@ -362,27 +364,35 @@ class Channel(virtual.Channel):
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
         """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
-        source = self.context.queues.find_or_create(queue)
+        context, fetched = self.context, self._fetched
+        if fetched is None:
+            from celery_sqs_visibility.transport.basic_get import FetchedMessages  # noqa: PLC0415
+
+            fetched = self._fetched = FetchedMessages(
+                context.options.for_queue, SYSTEM_CLOCK, context.payloads
+            )
+        source = context.queues.find_or_create(queue)
         called = SYSTEM_CLOCK.monotonic()
-        for received in source.sqs.receive(source.url, 1, 0, self.context.receive_options_of(queue)):
+        for received in source.sqs.receive(source.url, 1, 0, context.receive_options_of(queue)):
             try:
-                pointer, message = self._fetched.with_payload(received, source, called)
+                pointer, message = fetched.with_payload(received, source, called)
             except UnreadableError as error:
                 raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
-            self._fetched.add(message["ReceiptHandle"], source, called, pointer)
-            return self.context.decode_any_message(source, message).payload
+            fetched.add(message["ReceiptHandle"], source, called, pointer)
+            return context.decode_any_message(source, message).payload
         raise Empty
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Done: delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
-        if self._fetched.acknowledge(delivery_tag):
+        if self._fetched is not None and self._fetched.acknowledge(delivery_tag):
             return
         if (delivery := self.delivery(delivery_tag)) is not None:
             delivery.settle(Delete())
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
         """Back to the queue at once or, without `requeue`, given up: see `Rejection.reject`. Any thread."""
-        if self._fetched.reject(delivery_tag, self.context.redrive, requeue=requeue):
+        fetched = self._fetched
+        if fetched is not None and fetched.reject(delivery_tag, self.context.redrive, requeue=requeue):
             return
         if (delivery := self.delivery(delivery_tag)) is not None:
             delivery.reject(requeue=requeue)

@@ -13,7 +13,6 @@ from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
-from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
@@ -24,6 +23,7 @@ from celery_sqs_visibility.transport.content_bounds import check_content
 from celery_sqs_visibility.transport.decompression import LARGEST_BODY, inflate
 
 if TYPE_CHECKING:
+    from celery_sqs_visibility.core.delivery import Delivery
     from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 #: The content type and the encodings of the bodies that Celery sends by default.

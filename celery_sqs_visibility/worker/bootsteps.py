@@ -93,8 +93,8 @@ class Deliveries(SQSStep):
             given = connection.transport.client.transport_options
             warn_of_clamped(given)
             context = connection.transport.context
-            context.slots = partial(slots_of, parent, self._worker)
-            context.loop_late = self._worker.loop_late
+            context.receiving.slots = partial(slots_of, parent, self._worker)
+            context.receiving.loop_late = self._worker.loop_late
             context.worker_name = parent.hostname
         self._context = context
         BoundTasks(parent, self._worker, context).bind()

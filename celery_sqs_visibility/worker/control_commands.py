@@ -60,7 +60,7 @@ def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict
     """
     _check(context, queue)
     before = conditions(context)[queue]
-    context.pauses.pause(queue, seconds)
+    context.receiving.pauses.pause(queue, seconds)
     consumers = _consumers(context)
     for each in consumers:
         each.notice_pause(queue)
@@ -78,8 +78,8 @@ def resume(context: BrokerContext, queue: str) -> bool:
         QueueNotConsumedError: nothing is changed.
     """
     _check(context, queue)
-    was_paused = context.pauses.get(queue) is not None
-    context.pauses.resume(queue)
+    was_paused = context.receiving.pauses.get(queue) is not None
+    context.receiving.pauses.resume(queue)
     for each in _consumers(context):
         each.notice_pause(queue)
     if was_paused:
@@ -106,13 +106,13 @@ def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
 
 
 def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
-    left = context.pauses.seconds_left(queue)
+    left = context.receiving.pauses.seconds_left(queue)
     return {"paused": left > 0, "seconds_left": round(left, 1) if 0 < left < FOR_EVER else None}
 
 
 def _consumers(context: BrokerContext) -> list[QueueConsumer]:
     """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
-    return snapshot(context.worker_queue_consumers)
+    return snapshot(context.receiving.worker_queue_consumers)
 
 
 def _check(context: BrokerContext, queue: str) -> None:

@@ -157,7 +157,8 @@ class Drain:
         """Wait for polls in flight, and for what follows from them. Main thread, after the pool has ended."""
         if self._began_at is None:
             return
-        queue_consumers = snapshot(self._context.queue_consumers)  # those of tasks too, which have all ended
+        # Those of tasks, too, which have all ended.
+        queue_consumers = snapshot(self._context.receiving.queue_consumers)
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
@@ -190,7 +191,7 @@ class Drain:
     def _drain_once(self) -> None:
         released = _ReleasedMessages()
         try:
-            self._drain(snapshot(self._context.worker_queue_consumers), released)
+            self._drain(snapshot(self._context.receiving.worker_queue_consumers), released)
         except Exception:
             logger.exception("error while draining; held messages come back when their visibility ends")
         finally:
@@ -285,8 +286,8 @@ class Drain:
 
     def _end_consumers_of_tasks(self) -> None:
         """Runs are ended, and so are the consumers inside them."""
-        workers = snapshot(self._context.worker_queue_consumers)
-        for queue_consumer in set(snapshot(self._context.queue_consumers)).difference(workers):
+        workers = snapshot(self._context.receiving.worker_queue_consumers)
+        for queue_consumer in set(snapshot(self._context.receiving.queue_consumers)).difference(workers):
             queue_consumer.stop_polling()
             queue_consumer.end_by(self._ends_at, self._ends_at)
             queue_consumer.hand_back()

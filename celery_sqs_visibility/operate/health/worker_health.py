@@ -47,13 +47,13 @@ class WorkerHealth:
         if connection is None or consumer.blueprint.state != RUN:
             return WorkerFacts(Phase.STARTING)
         transport, now = connection.transport, SYSTEM_CLOCK.monotonic()
-        queue_consumers = snapshot(transport.context.worker_queue_consumers)
+        queue_consumers = snapshot(transport.context.receiving.worker_queue_consumers)
         if not queue_consumers:
             return WorkerFacts(Phase.STARTING)
         living, wanted = _processes(consumer.pool)
         return WorkerFacts(
             Phase.RUNNING,
-            transport.context.loop_late(transport.buffer.turned_at, now),
+            transport.context.receiving.loop_late(transport.buffer.turned_at, now),
             living,
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),

@@ -180,16 +180,20 @@ class WorkerState:
 
 def worker_state(context: BrokerContext) -> WorkerState:
     """The state of the worker of this process."""
-    consumers = snapshot(context.worker_queue_consumers)
+    consumers = snapshot(context.receiving.worker_queue_consumers)
     held = [delivery for consumer in consumers for delivery in consumer.held()]
     early = sum(capacity.runs for capacity in {each.capacity for each in consumers})
     busy = early + sum(delivery.started for delivery in held)
-    return WorkerState(context.slots().number if context.slots else 0, busy, len(held))
+    return WorkerState(context.receiving.slots().number if context.receiving.slots else 0, busy, len(held))
 
 
 def of_queues(context: BrokerContext, tell: Callable[[str], float]) -> list[tuple[Labels, float]]:
     """A value for each queue that the worker consumes."""
-    queues = {queue for consumer in snapshot(context.worker_queue_consumers) for queue in consumer.consumed()}
+    queues = {
+        queue
+        for consumer in snapshot(context.receiving.worker_queue_consumers)
+        for queue in consumer.consumed()
+    }
     return [((queue,), tell(queue)) for queue in sorted(queues)]
 
 
@@ -198,7 +202,7 @@ def show_state(series: Series, context: BrokerContext) -> None:
     series.gauges[names.SLOTS] = lambda: [((), worker_state(context).slots)]
     series.gauges[names.SLOTS_BUSY] = lambda: [((), worker_state(context).busy)]
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
-    pauses, turns = context.pauses, context.turns and context.turns.turns
+    pauses, turns = context.receiving.pauses, context.receiving.turns and context.receiving.turns.turns
     series.gauges[names.PAUSED] = lambda: of_queues(context, lambda queue: pauses.get(queue) is not None)
     options = context.options
     series.gauges[names.INTERVAL_MAX] = lambda: of_queues(

@@ -33,7 +33,8 @@ class QueueConsumer:
 
 @pytest.fixture
 def consumer():
-    context = SimpleNamespace(worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late)
+    receiving = SimpleNamespace(worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late)
+    context = SimpleNamespace(receiving=receiving)
     buffer = SimpleNamespace(turned_at=SYSTEM_CLOCK.monotonic() - 60)
     transport = SimpleNamespace(context=context, buffer=buffer)
     return SimpleNamespace(
@@ -60,13 +61,13 @@ def test_a_loop_that_hangs_is_answered_as_unavailable(consumer):
 
 
 def test_a_task_of_a_solo_pool_may_have_the_main_thread_for_as_long_as_it_takes(consumer, monkeypatch):
-    consumer.connection.transport.context.loop_late = WorkerContext(SoloPool(1)).loop_late
+    consumer.connection.transport.context.receiving.loop_late = WorkerContext(SoloPool(1)).loop_late
     monkeypatch.setattr(state, "active_requests", {"a run"})
     assert WorkerHealth(consumer).live().status == 200
 
 
 def test_a_worker_without_a_connection_or_a_queue_starts(consumer):
-    consumer.connection.transport.context.worker_queue_consumers = []
+    consumer.connection.transport.context.receiving.worker_queue_consumers = []
     assert WorkerHealth(consumer).facts().phase is Phase.STARTING
     consumer.connection = None
     assert WorkerHealth(consumer).facts().phase is Phase.STARTING

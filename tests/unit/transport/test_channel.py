@@ -47,7 +47,7 @@ def test_one_get_takes_ten_messages_at_the_most(site, connection, channel):
 
 @pytest.mark.parametrize("slots", [None, lambda: Slots(2, 200)], ids=["alone", "within a worker's task"])
 def test_a_consumer_without_a_prefetch_count_may_have_any_number_unsettled(site, connection, channel, slots):
-    connection.transport.context.slots = slots
+    connection.transport.context.receiving.slots = slots
     publish(channel, *range(35))
     taken = []
     with Consumer(channel, [Queue("q")], callbacks=[lambda _, message: taken.append(message)]):

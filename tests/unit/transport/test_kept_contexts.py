@@ -99,7 +99,7 @@ def test_a_message_that_is_in_hand_keeps_the_context_of_its_closed_connection(si
     gc.collect()
     second = connect(key, wait_time_seconds=1)
     assert second.transport.context is context()
-    (consumer,) = second.transport.context.queue_consumers
+    (consumer,) = second.transport.context.receiving.queue_consumers
     assert consumer.held() == [message.delivery]
     message.ack()
     wait_until(lambda: site.counts() == (0, 0, 0), SOON, "it to be deleted")

@@ -48,8 +48,7 @@ def _handlers():
 def consumer():
     broker = SimpleNamespace(
         options=SimpleNamespace(shutdown_timeout=20),
-        queue_consumers=[],
-        worker_queue_consumers=[],
+        receiving=SimpleNamespace(queue_consumers=[], worker_queue_consumers=[]),
         end_broadcasts=lambda: None,
         end_control_first=lambda: None,
     )

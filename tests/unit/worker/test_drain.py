@@ -61,9 +61,11 @@ def run(monkeypatch):
             options=SimpleNamespace(shutdown_timeout=shutdown_timeout, longest_poll=20, supports_fanout=True),
             end_broadcasts=lambda: consumer.calls.append("end_broadcasts"),
             end_control=lambda: consumer.calls.append("end_control"),
-            worker_queue_consumers=[consumer],
+            receiving=SimpleNamespace(
+                worker_queue_consumers=[consumer],
+                queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
+            ),
             release_keys=None,
-            queue_consumers=[consumer, *([tasks_consumer] if tasks_consumer else [])],
         )
         connection = SimpleNamespace(transport=SimpleNamespace(context=broker))
         drain = Drain(

@@ -101,8 +101,9 @@ class World:
             options=SimpleNamespace(
                 shutdown_timeout=TIMEOUT, longest_poll=LONGEST_POLL, supports_fanout=True
             ),
-            worker_queue_consumers=[self.consumer],
-            queue_consumers=[self.consumer],
+            receiving=SimpleNamespace(
+                worker_queue_consumers=[self.consumer], queue_consumers=[self.consumer]
+            ),
             release_keys=None,
             end_broadcasts=lambda: self.note("broadcasts end"),
             end_control=lambda: self.note("control ends"),
@@ -489,7 +490,7 @@ def test_a_worker_that_has_stopped_waits_for_no_run_that_was_acknowledged_early(
 
 def test_consumers_inside_tasks_end_with_the_runs_that_are_ended(world):
     inside = QueueConsumer(world, "inside")
-    world.context.queue_consumers.append(inside)
+    world.context.receiving.queue_consumers.append(inside)
     world.active.append(Run(world))
     world.drain.begin()
     world.run()
@@ -506,7 +507,7 @@ def test_a_finish_before_the_drain_waits_for_nothing(world):
 def test_a_finish_waits_for_the_polls_of_all_consumers_and_for_the_drain(world):
     inside = QueueConsumer(world, "inside")
     inside.polls_end = world.began + 4
-    world.context.queue_consumers.append(inside)
+    world.context.receiving.queue_consumers.append(inside)
     waits = []
 
     def wait(seconds):

@@ -60,7 +60,8 @@ def consumer():
 @pytest.fixture
 def panel(consumer):
     """Call a command as Celery's pidbox does; `panel.context` is the worker's."""
-    context = SimpleNamespace(pauses=Pauses(FakeClock()), worker_queue_consumers=[consumer])
+    receiving = SimpleNamespace(pauses=Pauses(FakeClock()), worker_queue_consumers=[consumer])
+    context = SimpleNamespace(receiving=receiving)
     celerys = SimpleNamespace(
         pool=SimpleNamespace(limit=4, uses_semaphore=False),
         controller=None,
@@ -91,13 +92,13 @@ def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consum
     consumer.held = None
     with pytest.raises(TypeError):
         panel("sqs_pause", queue="q")
-    assert panel.context.pauses.get("q") is None
+    assert panel.context.receiving.pauses.get("q") is None
 
 
 def test_where_there_is_no_thread_the_answer_says_that_nothing_was_given_back(panel, monkeypatch):
     monkeypatch.setattr(control_commands, "start_thread", lambda *_: None)
     assert "the queue is paused all the same" in panel("sqs_pause", queue="q")["error"]
-    assert panel.context.pauses.get("q")
+    assert panel.context.receiving.pauses.get("q")
 
 
 def test_resuming_twice_is_harmless(panel, consumer, caplog):
@@ -116,7 +117,7 @@ def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, comm
     answer = panel(command, queue="qq")
     assert "not 'qq'" in answer["error"]
     assert answer["queues"] == ["other", "q"]
-    assert panel.context.pauses.get("qq") is None
+    assert panel.context.receiving.pauses.get("qq") is None
 
 
 def test_the_commands_have_help_for_celery_control():

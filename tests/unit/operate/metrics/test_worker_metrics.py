@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -12,9 +11,9 @@ from prometheus_client import REGISTRY
 from support.clock import FakeClock
 from support.factories import delivery, queue_consumer, sqs_queue
 
-from celery_sqs_visibility.core.turns import Turns
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
-from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.measurements import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
@@ -23,6 +22,7 @@ from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics, exporters_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
+from celery_sqs_visibility.transport.receiving import Receiving
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,9 @@ def context(**options):
     parsed = Options.parse(options)
     return SimpleNamespace(
         options=parsed,
-        worker_queue_consumers=[],
-        slots=None,
+        receiving=Receiving(parsed, RedriveBook(), Pump(), OutgoingMessages()),
         worker_name="w@h",
         coordination_store=None,
-        pauses=Pauses(),
-        turns=parsed.has_turns and TurnBuffers(Turns(parsed.queue_order, parsed.for_queue), threading.Lock()),
     )
 
 
@@ -115,8 +112,8 @@ def test_a_forked_child_counts_nothing(app):
 def test_a_worker_is_as_busy_as_it_runs_messages():
     here = context()
     consumer = queue_consumer(FakeClock())
-    here.worker_queue_consumers = [consumer]
-    here.slots = lambda: Slots(4, 16)
+    here.receiving.worker_queue_consumers.add(consumer)
+    here.receiving.slots = lambda: Slots(4, 16)
     assert worker_state(here) == WorkerState(slots=4, busy=0, held=0)
     early = delivery(sqs_queue())
     consumer.capacity.count(early, 1)
@@ -148,18 +145,18 @@ def test_workers_share_a_turn_by_the_queues_at_sqs_and_not_by_celerys_names(app)
 
 def test_a_paused_queue_is_told():
     here, series = context(), Series()
-    here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
-    here.pauses.pause("mail", 60)
+    here.receiving.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
+    here.receiving.pauses.pause("mail", 60)
     show_state(series, here)
     assert series.read_gauge(names.PAUSED) == [(("mail",), 1), (("orders",), 0)]
 
 
 def test_a_queue_of_which_no_more_may_run_is_told():
     here, series = context(queues={"mail": {"max_running": 1}}), Series()
-    here.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
+    here.receiving.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
     show_state(series, here)
     assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
-    here.turns.turns.hold("mail", 1)
+    here.receiving.turns.turns.hold("mail", 1)
     assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
 
 

@@ -1,0 +1,108 @@
+"""What a process receives from one broker: its consumers, the holder of their messages, what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from weakref import WeakSet
+
+from celery_sqs_visibility.aws.object_store import ObjectStore
+from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.turns import Turns
+from celery_sqs_visibility.delivery.consumer import QueueConsumer
+from celery_sqs_visibility.delivery.holder import SETTLE_WINDOW_SECONDS, DeliveryHolder
+from celery_sqs_visibility.delivery.lease_table import lease_table
+from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
+from celery_sqs_visibility.delivery.pump import Pump
+from celery_sqs_visibility.delivery.receive.buffer import Buffer
+from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
+
+
+class Receiving:
+    """The receiving part of a broker context. It has no reference to the context, which refers to it.
+
+    Attributes:
+        slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        loop_late: tells since when the worker's loop has not come round; a bootstep sets it, as `slots`.
+        turns: of the worker's queues, where these have an order or a maximum.
+        pauses: the worker's queues that are not polled for now.
+        queue_consumers: the consumers in use; those of a closed channel, too, while a task of theirs runs.
+        worker_queue_consumers: the worker's own among them; the others belong to consumers inside its tasks.
+    """
+
+    def __init__(
+        self, options: Options, redrive: RedriveBook, pump: Pump, outgoing: OutgoingMessages
+    ) -> None:
+        self._options = options
+        self._redrive = redrive
+        self._pump = pump
+        self._outgoing = outgoing
+        self.turns: TurnBuffers | None = None
+        if options.has_turns:
+            self.turns = TurnBuffers(Turns(options.queue_order, options.for_queue), pump.lock)
+        self.pauses = Pauses()
+        self.slots: Callable[[], Slots] | None = None
+        self.loop_late: Callable[[float, float], float] | None = None
+        self._capacity: Capacity | None = None
+        self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
+        self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
+
+    @cached_property
+    def holder(self) -> DeliveryHolder:
+        """Holder of all messages that this process has received. The thread that makes a consumer."""
+        return DeliveryHolder(
+            self._options, self._redrive, SYSTEM_CLOCK, self._pump, self._outgoing, SETTLE_WINDOW_SECONDS
+        )
+
+    def _worker_capacity(self) -> Capacity:
+        """One for the worker's consumers, so that what earlier connections still run counts.
+
+        A worker that is embedded after another has one of its own.
+        """
+        if self._capacity is None or self._capacity.slots is not self.slots:
+            turns = None if self.turns is None else self.turns.turns
+            self._capacity = Capacity(PREFETCH_SECONDS, self.slots, turns)
+        return self._capacity
+
+    def new_queue_consumer(
+        self,
+        buffer: Buffer,
+        receive: ReceiveOptions,
+        decode: DecodeMessage,
+        payloads: ObjectStore | None,
+        consumers: Callable[[], list[QueueConsumer]],
+        *,
+        for_worker: bool,
+    ) -> QueueConsumer:
+        """Make a consumer: the worker's, or one without slots."""
+        queue_consumer = QueueConsumer(
+            self.holder,
+            receive,
+            decode,
+            buffer,
+            self._pump,
+            slots=self.slots if for_worker else None,
+            capacity=self._worker_capacity() if for_worker else None,
+            loop_late=self.loop_late if for_worker else None,
+            leases=lease_table(),
+            payloads=payloads,
+            turns=self.turns if for_worker else None,
+            pauses=self.pauses if for_worker else None,
+            consumers=consumers,
+        )
+        self.queue_consumers.add(queue_consumer)
+        if for_worker:
+            self.worker_queue_consumers.add(queue_consumer)
+        return queue_consumer
+
+    def abandon(self, queue: str) -> None:
+        """Drop the messages of a queue that is about to be deleted."""
+        for queue_consumer in list(self.queue_consumers):
+            queue_consumer.abandon(queue)
