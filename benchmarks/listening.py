@@ -27,7 +27,7 @@ from queues import fill, new_name
 from servers import CREDENTIALS, sqs_server
 from tasks import LISTENED_VARIABLE
 
-from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility import events
 from celery_sqs_visibility.events import emit
 from celery_sqs_visibility.operate.metrics import opentelemetry
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
@@ -44,11 +44,11 @@ def one_task(facts):
     emit(events.Received(facts))
     emit(events.Started(facts))
     emit(events.Finished(facts))
-    if measurements.DeliveryEnded.is_wanted():
-        emit(measurements.DeliveryEnded(facts, "succeeded", 0.2, 0.1))
+    if events.DeliveryEnded.is_wanted():
+        emit(events.DeliveryEnded(facts, "succeeded", 0.2, 0.1))
     emit(events.Deleted(facts))
-    if measurements.SettlementEnded.is_wanted():
-        emit(measurements.SettlementEnded(facts, 0.03))
+    if events.SettlementEnded.is_wanted():
+        emit(events.SettlementEnded(facts, 0.03))
 
 
 def one_batch(facts):
@@ -57,8 +57,8 @@ def one_batch(facts):
     for action in ("ReceiveMessage", "DeleteMessageBatch"):
         if events.SQSRequest.is_wanted():
             emit(events.SQSRequest(action, 0.01, "ok", "celery"))
-    if measurements.ReceiveEnded.is_wanted():
-        emit(measurements.ReceiveEnded("celery", 10, 10))
+    if events.ReceiveEnded.is_wanted():
+        emit(events.ReceiveEnded("celery", 10, 10))
 
 
 def microseconds():

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
 from celery_sqs_visibility.core.batches import DELETE_LINGER_WINDOWS  # noqa: E402
-from celery_sqs_visibility.policy.prefetch import Slots, least_worth_asking, message_limit  # noqa: E402
+from celery_sqs_visibility.policy.prefetch import Slots, message_limit, min_worthwhile_messages  # noqa: E402
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES  # noqa: E402
 
 #: Seconds in a month of 730 hours, as Amazon counts.
@@ -93,7 +93,7 @@ def receive_batch(work: Workload) -> int:
     """Messages a receive, with a backlog."""
     if work.fifo:
         return 1
-    return least_worth_asking(held(work), work.slots, held(work))
+    return min_worthwhile_messages(held(work), work.slots, held(work))
 
 
 def delete_batch(work: Workload) -> float:

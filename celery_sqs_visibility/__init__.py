@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.errors import *
     from celery_sqs_visibility.events import *
     from celery_sqs_visibility.json_logs import JSONFormatter, log_json
-    from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
+    from celery_sqs_visibility.policy.retries import ExponentialBackoff
     from celery_sqs_visibility.policy.typed_options import TaskSettings, TransportOptions
     from celery_sqs_visibility.publish import apublish, publish_batch
     from celery_sqs_visibility.serverless.handler import lambda_handler
@@ -102,7 +102,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "ExponentialBackoff": "policy.retry_delays",
+    "ExponentialBackoff": "policy.retries",
     "JSONFormatter": "json_logs",
     "PublishFailure": "errors",
     "S3Object": "transport.aws_events",

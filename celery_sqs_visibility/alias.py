@@ -44,7 +44,7 @@ with suppress(Exception):
 
 def check_options(**_: Any) -> list[Any]:
     """Django's `manage.py check` calls this."""
-    from celery_sqs_visibility.task.django_checks import check_current_app  # noqa: PLC0415 - celery imports kombu
+    from celery_sqs_visibility.task.settings import check_current_app  # noqa: PLC0415 - celery imports kombu
 
     return check_current_app()
 

@@ -9,8 +9,8 @@ In the order of a message's life:
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
 
-`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. Metrics use
-the events of `celery_sqs_visibility/measurements.py`, too.
+`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. The last five
+are for metrics.
 """
 
 from __future__ import annotations
@@ -339,3 +339,49 @@ def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options:
     """
     with suppress(Exception):
         log(sentence, *args, stacklevel=2, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveEnded(Event):
+    """SQS answered a receive from a queue: `asked` messages were asked for, and `messages` came."""
+
+    queue: str
+    asked: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionEnded(Event):
+    """A message of a queue was extended, `late` seconds after that was due."""
+
+    queue: str
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryEnded(Event):
+    """A message's end is decided: see `core.endings`. Once a delivery.
+
+    Attributes:
+        outcome: "succeeded", "retried", "failed", "lost", "released", "skipped", "delayed" or "discarded".
+        held: seconds since the receive.
+        ran: seconds since its run began; `None` if it did not run.
+    """
+
+    delivery: DeliveryFacts
+    outcome: str
+    held: float
+    ran: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SettlementEnded(Event):
+    """SQS was told what becomes of a message, `seconds` after that was decided."""
+
+    delivery: DeliveryFacts
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyDropped(Event):
+    """A reply to a command of remote control did not reach its caller: it has gone, or SQS refused."""

@@ -1,11 +1,12 @@
-"""A running task's view of its message: `self.visibility`."""
+"""A running task's view of its message, and of its progress: `self.visibility`."""
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from celery.exceptions import Reject
 
@@ -14,11 +15,59 @@ from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS, until_horizon
-from celery_sqs_visibility.progress import Progress
+
+__all__ = ["Visibility", "VisibilityLostError"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-__all__ = ["Visibility", "VisibilityLostError"]
+PROGRESS: Final = "PROGRESS"
+
+#: From one state PROGRESS to the next.
+PROGRESS_INTERVAL_SECONDS: Final = 1.0
+
+PERCENT: Final = 100
+
+
+class Progress:
+    """Stores a run's progress in Celery's result backend. The run's own thread.
+
+    At once, then once a second at the most, and of a known total once a percent. A failure to store is logged
+    once, and ends no run. Nothing is stored for a task that ignores its result, or is called directly or
+    eagerly.
+    """
+
+    def __init__(self, task: Any, request: Any, total: int | None) -> None:
+        untold = request.called_directly or request.is_eager or request.ignore_result or task.ignore_result
+        # Beyond its last attempt a run leaves STARTED: see `worker.visibility_request`.
+        beyond = request.sqs is not None and task.is_beyond_limit(request)
+        self._task = None if untold or beyond else task
+        self._total = total
+        self._stored_at = -math.inf
+        self._percent: int | None = None
+        self._failed = False
+
+    def show(self, current: int, *, last: bool = False) -> None:
+        """Show that `current` items are done; the `last` number is stored in any case."""
+        if self._task is None or not (self._is_due(current) or last):
+            return
+        try:
+            self._task.update_state(state=PROGRESS, meta={"current": current, "total": self._total})
+        except Exception:
+            if not self._failed:
+                logger.exception("progress of task %s could not be stored; the run goes on", self._task.name)
+            self._failed = True
+
+    def _is_due(self, current: int) -> bool:
+        now = SYSTEM_CLOCK.monotonic()
+        percent = PERCENT * current // self._total if self._total else None
+        same_percent = percent is not None and percent == self._percent
+        if same_percent or now - self._stored_at < PROGRESS_INTERVAL_SECONDS:
+            return False
+        self._stored_at, self._percent = now, percent
+        return True
+
 
 #: SQS may take this long to extend a message, an error and another attempt included.
 EXTEND_TIMEOUT_SECONDS = 10.0

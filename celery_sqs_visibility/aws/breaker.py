@@ -138,7 +138,7 @@ class Breaker:
 PAUSE_SECONDS: Final = 1.0
 
 #: A dependency that answers probes and not requests is left alone for longer each time, up to this.
-LONGEST_PAUSE_SECONDS: Final = 16.0
+MAX_PAUSE_SECONDS: Final = 16.0
 
 #: A dependency that has answered for this time has recovered.
 STEADY_SECONDS: Final = 30.0
@@ -173,7 +173,7 @@ class Circuit:
         if self.is_open or since < self.closed_at:
             return self
         relapses = self.relapses + 1 if now - self.closed_at < STEADY_SECONDS else 0
-        pause = min(PAUSE_SECONDS * 2.0 ** min(relapses, 16), LONGEST_PAUSE_SECONDS)
+        pause = min(PAUSE_SECONDS * 2.0 ** min(relapses, 16), MAX_PAUSE_SECONDS)
         return replace(self, probe_at=now + pause, opened_at=now, relapses=relapses)
 
     def probed(self, now: float, *, answered: bool) -> Circuit:

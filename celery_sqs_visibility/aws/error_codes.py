@@ -28,7 +28,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.policy.message_limits import beginning
 
 #: Answers that point elsewhere; botocore follows none of SQS's.
 FIRST_REDIRECT_STATUS: Final = 300

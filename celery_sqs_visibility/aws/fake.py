@@ -31,8 +31,8 @@ from celery_sqs_visibility.aws.port import (
 )
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, ThrottledError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
-from celery_sqs_visibility.policy.message_attributes import is_asked_for
-from celery_sqs_visibility.policy.queue_attributes import KEY
+from celery_sqs_visibility.policy.message_limits import is_selected
+from celery_sqs_visibility.policy.queue_names import KEY
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 
 if TYPE_CHECKING:
@@ -352,6 +352,6 @@ def as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
         system = message.system_attributes()
         answer["Attributes"] = {n: value for n, value in system.items() if n in asked or "All" in asked}
     named = message.message_attributes.items()
-    if found := {n: value for n, value in named if is_asked_for(n, options.message_attributes)}:
+    if found := {n: value for n, value in named if is_selected(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer

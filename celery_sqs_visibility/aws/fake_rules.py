@@ -12,17 +12,23 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
-from celery_sqs_visibility.policy.message_attributes import legal, message_bytes
-from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES, FIFO, FIFO_ATTRIBUTES, REDRIVE_POLICY
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
+from celery_sqs_visibility.policy.message_limits import legal, message_bytes
+from celery_sqs_visibility.policy.queue_names import (
+    ATTRIBUTES,
+    FIFO,
+    FIFO_ATTRIBUTES,
+    FIFO_SUFFIX,
+    REDRIVE_POLICY,
+    why_illegal,
+)
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
     DEFAULT_RETENTION_SECONDS,
     DELAY_SECONDS,
     MESSAGE_ATTRIBUTES,
     MESSAGE_BYTES,
+    MIN_RETENTION_SECONDS,
     RETENTION_SECONDS,
-    SHORTEST_RETENTION_SECONDS,
     VISIBILITY_HORIZON_SECONDS,
     WAIT_TIME_SECONDS,
 )
@@ -31,7 +37,7 @@ from celery_sqs_visibility.policy.quotas import (
 _RANGES: Final = {
     "DelaySeconds": (0, DELAY_SECONDS),
     "MaximumMessageSize": (1024, MESSAGE_BYTES),
-    "MessageRetentionPeriod": (SHORTEST_RETENTION_SECONDS, RETENTION_SECONDS),
+    "MessageRetentionPeriod": (MIN_RETENTION_SECONDS, RETENTION_SECONDS),
     "ReceiveMessageWaitTimeSeconds": (0, WAIT_TIME_SECONDS),
     "VisibilityTimeout": (0, VISIBILITY_HORIZON_SECONDS),
 }

@@ -22,15 +22,13 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.provisioning import QueuePlan, why_impossible
-from celery_sqs_visibility.policy.queue_attributes import (
+from celery_sqs_visibility.policy.queue_names import (
     ARN,
+    FIFO_SUFFIX,
     REDRIVE_POLICY,
+    account_and_name,
     creation_attributes,
     redrive_policy,
-)
-from celery_sqs_visibility.policy.queue_names import (
-    FIFO_SUFFIX,
-    account_and_name,
     region_of,
     sqs_name,
     why_illegal,

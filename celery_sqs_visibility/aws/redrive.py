@@ -11,8 +11,7 @@ from celery_sqs_visibility.aws.error_codes import reworded
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
-from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION
-from celery_sqs_visibility.policy.queue_names import account_and_name
+from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY, RETENTION, account_and_name
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, MANY_IN_FLIGHT_MESSAGES
 
 if TYPE_CHECKING:

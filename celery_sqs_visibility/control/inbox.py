@@ -41,7 +41,7 @@ SWEEP_SECONDS: Final = 3600
 FIRST_SWEEP_SECONDS: Final = 600
 
 #: The longest pauses after errors in a row: errors that pass, and a permission that was never there.
-LONGEST_PAUSE_SECONDS: Final = 30.0
+MAX_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
 #: Up to this many errors in a row, pauses are as short as those of other requests.
@@ -292,4 +292,4 @@ def _pause(error: SQSError, failures: int, *, worked: bool) -> float:
     """
     if isinstance(error, RefusedError) and not worked:
         return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
-    return pause(failures) if failures <= FEW else LONGEST_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311
+    return pause(failures) if failures <= FEW else MAX_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311

@@ -26,14 +26,14 @@ from celery_sqs_visibility.policy.control_names import (
     is_address,
     of_nodes,
 )
-from celery_sqs_visibility.policy.quotas import SHORTEST_RETENTION_SECONDS
+from celery_sqs_visibility.policy.quotas import MIN_RETENTION_SECONDS
 
 logger = logging.getLogger(__name__)
 
 #: A message is received once, and expires before its visibility timeout does: nobody needs to delete it.
 ATTRIBUTES: Final = {
-    "MessageRetentionPeriod": str(SHORTEST_RETENTION_SECONDS),
-    "VisibilityTimeout": str(10 * SHORTEST_RETENTION_SECONDS),
+    "MessageRetentionPeriod": str(MIN_RETENTION_SECONDS),
+    "VisibilityTimeout": str(10 * MIN_RETENTION_SECONDS),
 }
 
 #: Seconds for which the list of an exchange's queues is used. SQS's own may be a minute old.

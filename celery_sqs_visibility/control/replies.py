@@ -22,8 +22,7 @@ from celery_sqs_visibility.control.mailbox import Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, TooLargeError
-from celery_sqs_visibility.events import emit
-from celery_sqs_visibility.measurements import ReplyDropped
+from celery_sqs_visibility.events import ReplyDropped, emit
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)

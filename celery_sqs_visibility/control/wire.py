@@ -14,7 +14,7 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.control_names import is_address
-from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.policy.message_limits import beginning
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 JSON: Final = "application/json"

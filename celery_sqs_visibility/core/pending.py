@@ -22,7 +22,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
 )
 from celery_sqs_visibility.policy.backoff import pause
-from celery_sqs_visibility.policy.message_attributes import message_bytes, too_large
+from celery_sqs_visibility.policy.message_limits import message_bytes, too_large
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 #: A batch that is not full waits this long for more. Nothing waits once a block is being closed.

@@ -105,7 +105,7 @@ class Arrivals:
     def _count_parks(self, delivery: Delivery, content: DecodedMessage) -> None:
         """Count how many of its receives so far were no attempts."""
         if content.eta is not None or delivery.moved_from:
-            parks = self._holder.parking.parks_so_far(delivery, content)
+            parks = self._holder.parking.parks_until_eta(delivery, content)
             delivery.parks = max(delivery.parks, parks)
 
     def fetched(

@@ -24,7 +24,7 @@ from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooL
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
 logger = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.endings import outcome_of
 from celery_sqs_visibility.core.settlements import Settlement
-from celery_sqs_visibility.events import emit
-from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+from celery_sqs_visibility.events import DeliveryEnded, SettlementEnded, emit
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 

@@ -15,8 +15,7 @@ from celery_sqs_visibility.core.settlements import Settlement
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import AnswerLostError, ReceiptHandleInvalidError, SQSError
-from celery_sqs_visibility.events import Extended, Lost, emit, log_safely
-from celery_sqs_visibility.measurements import ExtensionEnded
+from celery_sqs_visibility.events import Extended, ExtensionEnded, Lost, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)

@@ -35,8 +35,7 @@ from celery_sqs_visibility.delivery.settle.parking import Parking
 from celery_sqs_visibility.delivery.settle.rejection import Rejection
 from celery_sqs_visibility.delivery.settle.settler import Settler
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.events import emit, log_safely
-from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+from celery_sqs_visibility.events import DeliveryEnded, SettlementEnded, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import Options, default_heartbeat
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer

@@ -18,8 +18,14 @@ from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, pol
 from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.policy.provisioning import plan_queues
-from celery_sqs_visibility.policy.queue_attributes import KEY, REDRIVE_POLICY, key_in
-from celery_sqs_visibility.policy.queue_names import arn_of, partition_of, sqs_name
+from celery_sqs_visibility.policy.queue_names import (
+    KEY,
+    REDRIVE_POLICY,
+    arn_of,
+    key_in,
+    partition_of,
+    sqs_name,
+)
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.exchanges import use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast

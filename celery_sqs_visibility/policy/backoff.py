@@ -8,18 +8,18 @@ from typing import Any
 
 #: Pauses after an error of any kind. The longest one bounds how late we notice that the network works again,
 #: or that somebody has restored a permission, a queue or credentials.
-SHORTEST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 2.0
+MIN_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 2.0
 
 #: How late the answer to a poll may be before it counts as lost.
-SHORTEST_REPLY_GRACE_SECONDS = 1.5
-LONGEST_REPLY_GRACE_SECONDS = 2.5
+MIN_REPLY_GRACE_SECONDS = 1.5
+MAX_REPLY_GRACE_SECONDS = 2.5
 
 
 def pause(failures: int) -> float:
     """Seconds to wait after `failures` in a row (1 or more), with full jitter above a floor."""
-    ceiling = min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2.0 ** min(failures, 16))
-    return random.uniform(SHORTEST_PAUSE_SECONDS, ceiling)  # noqa: S311
+    ceiling = min(MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS * 2.0 ** min(failures, 16))
+    return random.uniform(MIN_PAUSE_SECONDS, ceiling)  # noqa: S311
 
 
 def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
@@ -36,4 +36,4 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
 
 def reply_grace() -> float:
     """Seconds by which the answer to a poll may be late before another poll is made, with jitter."""
-    return random.uniform(SHORTEST_REPLY_GRACE_SECONDS, LONGEST_REPLY_GRACE_SECONDS)  # noqa: S311
+    return random.uniform(MIN_REPLY_GRACE_SECONDS, MAX_REPLY_GRACE_SECONDS)  # noqa: S311

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
-from celery_sqs_visibility.policy.queue_names import LONGEST_NAME_CHARACTERS
+from celery_sqs_visibility.policy.queue_names import MAX_NAME_CHARACTERS
 
 EXCHANGE_DIGEST_CHARACTERS: Final = 6
 NODE_DIGEST_CHARACTERS: Final = 8
@@ -26,7 +26,7 @@ _TAIL_CHARACTERS: Final = EXCHANGE_DIGEST_CHARACTERS + NODE_DIGEST_CHARACTERS + 
 #: Characters of the exchange's name that fit in any case.
 _FEWEST_READABLE: Final = 8
 
-LONGEST_PREFIX_CHARACTERS: Final = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - _FEWEST_READABLE
+MAX_PREFIX_CHARACTERS: Final = MAX_NAME_CHARACTERS - _TAIL_CHARACTERS - _FEWEST_READABLE
 
 _ILLEGAL: Final = re.compile("[^A-Za-z0-9_-]")
 _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{UNIQUE_CHARACTERS}}}")
@@ -34,7 +34,7 @@ _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{
 
 def exchange_prefix(prefix: str, exchange: str) -> str:
     """The beginning of the names of an exchange's queues, and of no others."""
-    room = LONGEST_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
+    room = MAX_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
     return f"{prefix}{_ILLEGAL.sub('-', exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
 
 

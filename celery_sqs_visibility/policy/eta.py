@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from celery_sqs_visibility.policy.queue_attributes import RETENTION
+from celery_sqs_visibility.policy.queue_names import RETENTION
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 #: How early a parked message comes back, to be held until its ETA and start on time.
@@ -15,15 +15,15 @@ LEAD_SECONDS = 5
 
 #: The shortest wait for an ETA that is worth a copy. It is shorter than the rest of a wait after a park: the
 #: park may have been another worker's, with another visibility timeout.
-SHORTEST_COPY_SECONDS = 1
+MIN_COPY_SECONDS = 1
 
 #: The 12 hours count from the receive, which was a moment ago.
-LONGEST_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
+MAX_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
 
 _ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
 
-#: The longest wait for an ETA. A message waits in hops of 12 hours, each of which costs requests.
-LONGEST_WAIT_SECONDS: Final = 10 * 365 * 86_400
+#: The longest wait for an ETA. A message waits in parks of 12 hours, each of which costs requests.
+MAX_WAIT_SECONDS: Final = 10 * 365 * 86_400
 
 NEVER: Final = "more than ten years away: leave the task to a schedule"
 
@@ -39,7 +39,7 @@ class Limits:
         retention: the age at which SQS deletes it, hidden or not.
         visibility_timeout: the one in force.
         wasted_receives: see the function of that name.
-        lead: see `park_for`.
+        lead: see `park_seconds`.
     """
 
     receive_count: int
@@ -62,14 +62,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Hop:
+class Park:
     """A part of the wait for an ETA: hidden for `seconds`, as a copy if `renewed`."""
 
     seconds: int
     renewed: bool = False
 
 
-def park_for(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int | None:
+def park_seconds(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int | None:
     """Seconds to hide a message whose ETA is `wait` seconds away; `None` is to hold it.
 
     A park within the visibility timeout is not worth its request and receive. It ends `lead` seconds before
@@ -77,10 +77,10 @@ def park_for(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> 
     """
     if wait <= visibility_timeout + lead:
         return None
-    return min(math.floor(wait) - lead, LONGEST_PARK_SECONDS)
+    return min(math.floor(wait) - lead, MAX_PARK_SECONDS)
 
 
-def hop_for(wait: float, limits: Limits) -> Hop | None:
+def plan_park(wait: float, limits: Limits) -> Park | None:
     """How a message waits whose ETA is `wait` seconds away; `None` is to hold it.
 
     The first receive parks the message, unless the redrive policy allows no second receive. A later one
@@ -89,33 +89,33 @@ def hop_for(wait: float, limits: Limits) -> Hop | None:
     so waiting costs one of the receives that the policy allows, and the others are attempts. A copy also
     gets rid of wasted receives, which would count as attempts.
     """
-    if limits.wasted_receives and wait >= SHORTEST_COPY_SECONDS:
-        return Hop(min(math.floor(wait) - limits.lead, LONGEST_PARK_SECONDS), renewed=True)
-    seconds = park_for(wait, limits.visibility_timeout, limits.lead)
+    if limits.wasted_receives and wait >= MIN_COPY_SECONDS:
+        return Park(min(math.floor(wait) - limits.lead, MAX_PARK_SECONDS), renewed=True)
+    seconds = park_seconds(wait, limits.visibility_timeout, limits.lead)
     if seconds is None:
         return None
     left = limits.seconds_to_stay - limits.age
     if limits.receive_count <= 1:
         renewed = not limits.may_return or left <= limits.visibility_timeout + limits.lead
-        return Hop(seconds, renewed=True) if renewed else Hop(min(seconds, math.floor(left)))
+        return Park(seconds, renewed=True) if renewed else Park(min(seconds, math.floor(left)))
     most = limits.max_receive_count
-    renewed = most is not None and (seconds < LONGEST_PARK_SECONDS or limits.receive_count >= most - 1)
-    return Hop(seconds, renewed=renewed or seconds > left)
+    renewed = most is not None and (seconds < MAX_PARK_SECONDS or limits.receive_count >= most - 1)
+    return Park(seconds, renewed=renewed or seconds > left)
 
 
-def parks_before(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int:
+def parks_needed(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int:
     """How many of a message's receives were parks and not attempts.
 
     Args:
         wait: seconds from the message's first receive to its ETA.
-        visibility_timeout: the one in force, as for `park_for`.
+        visibility_timeout: the one in force, as for `park_seconds`.
         lead: likewise.
     """
     # Every park but the last is the longest. Floor division is exact; `math.ceil` of a quotient would round.
-    return max(0, -int(-(wait - visibility_timeout - lead) // LONGEST_PARK_SECONDS))
+    return max(0, -int(-(wait - visibility_timeout - lead) // MAX_PARK_SECONDS))
 
 
-def parks_so_far(
+def parks_until_eta(
     eta: float, first_received: float, now: float, visibility_timeout: int, lead: int = LEAD_SECONDS
 ) -> int:
     """How many of a message's receives were parks. Instants are seconds since the epoch.
@@ -123,7 +123,7 @@ def parks_so_far(
     If `first_received` is unknown (0), it is taken to be as early as SQS's longest retention allows: then a
     message may have an attempt too many, but never fails unrun.
     """
-    return parks_before(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout, lead)
+    return parks_needed(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout, lead)
 
 
 def wasted_receives(
@@ -137,12 +137,12 @@ def wasted_receives(
 
     Args:
         receive_count: of the message, this receive included.
-        parks: all parks from the first receive to the ETA, as `parks_so_far` counts them.
+        parks: all parks from the first receive to the ETA, as `parks_until_eta` counts them.
         wait: seconds until the ETA.
         visibility_timeout: the one in force.
-        lead: see `park_for`.
+        lead: see `park_seconds`.
     """
-    parked = max(0, parks - parks_before(wait, visibility_timeout, lead))  # less than 0 where clocks differ
+    parked = max(0, parks - parks_needed(wait, visibility_timeout, lead))  # less than 0 where clocks differ
     return max(0, receive_count - 1 - parked) if wait > 0 else 0
 
 
@@ -202,7 +202,7 @@ class DelayLimits:
 
 def is_never(wait: float) -> bool:
     """Whether an ETA that is `wait` seconds away is a mistake, or another word for never."""
-    return wait > LONGEST_WAIT_SECONDS
+    return wait > MAX_WAIT_SECONDS
 
 
 def kept_delay(given: Any) -> tuple[int | None, str]:

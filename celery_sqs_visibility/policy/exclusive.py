@@ -19,14 +19,14 @@ CHECKPOINT_BYTES: Final = 64 * 1024
 
 #: How long a key counts as processed by default: SQS keeps no message for longer, and delivers none later.
 TTL_SECONDS: Final = float(RETENTION_SECONDS)
-LONGEST_TTL_SECONDS: Final = 365 * 24 * 60 * 60
-parse_exclusive_ttl: Final = Seconds(1, LONGEST_TTL_SECONDS)
+MAX_TTL_SECONDS: Final = 365 * 24 * 60 * 60
+parse_exclusive_ttl: Final = Seconds(1, MAX_TTL_SECONDS)
 
 #: A message whose store did not answer is tried again after this time,
 STORE_RETRY_SECONDS: Final = 30
 
 #: and one without a copy after this time, before the last receive that its queue allows.
-LONGEST_STORE_RETRY_SECONDS: Final = 600
+MAX_STORE_RETRY_SECONDS: Final = 600
 
 REDIS_SCHEMES: Final = ("redis", "rediss")
 
@@ -61,7 +61,7 @@ def store_retry_seconds(receives_left: int | None) -> int:
     """
     if receives_left is None:
         return STORE_RETRY_SECONDS
-    return max(STORE_RETRY_SECONDS, LONGEST_STORE_RETRY_SECONDS >> max(0, receives_left - 1))
+    return max(STORE_RETRY_SECONDS, MAX_STORE_RETRY_SECONDS >> max(0, receives_left - 1))
 
 
 def store_address(name: str, value: Any) -> StoreAddress:

@@ -12,21 +12,13 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, Final, Literal
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.control_names import LONGEST_PREFIX_CHARACTERS
+from celery_sqs_visibility.policy.control_names import MAX_PREFIX_CHARACTERS
 from celery_sqs_visibility.policy.exclusive import StoreAddress, store_address
-from celery_sqs_visibility.policy.option_names import (
+from celery_sqs_visibility.policy.option_parsers import (
+    KOMBU_OPTIONS,
     OF_ANOTHER_TRANSPORT,
-    OTHER_PEOPLES_OPTIONS,
     OTHER_TRANSPORTS,
     REMEDIES,
-    all_of,
-    check_keys,
-    option_name,
-    set_keys,
-    together,
-    unknown,
-)
-from celery_sqs_visibility.policy.option_parsers import (
     ExporterNames,
     HTTPAddress,
     OneOf,
@@ -34,6 +26,8 @@ from celery_sqs_visibility.policy.option_parsers import (
     Seconds,
     Whole,
     account,
+    all_of,
+    check_keys,
     control_prefix,
     delay,
     dotted_path,
@@ -43,11 +37,15 @@ from celery_sqs_visibility.policy.option_parsers import (
     mapping,
     message_attributes,
     option,
+    option_name,
     payload_store,
     queue_attributes,
     queue_name,
+    set_keys,
     tags,
     text,
+    together,
+    unknown,
     when_exhausted,
     when_lost,
 )
@@ -61,7 +59,7 @@ from celery_sqs_visibility.policy.predefined import (
 )
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES, VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
-from celery_sqs_visibility.policy.retry_delays import DelayRule
+from celery_sqs_visibility.policy.retries import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name"]
 
@@ -73,13 +71,13 @@ _HORIZON = " (SQS's 12 hours)"
 VISIBILITY_TIMEOUT_SECONDS: Final = 120
 
 #: A request to extend needs time to arrive.
-SHORTEST_HEARTBEAT_SECONDS: Final = 0.1
+MIN_HEARTBEAT_SECONDS: Final = 0.1
 
 #: The largest weight: more would be "strict" by another name.
-MOST_WEIGHT: Final = 1000
+MAX_WEIGHT: Final = 1000
 
 #: More runs at once than any worker has.
-MOST_RUNNING: Final = 10_000
+MAX_RUNNING: Final = 10_000
 
 #: Most bytes of a decompressed body by default, a small multiple of SQS's limit for a compressed one. At the
 #: worst a run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
@@ -109,7 +107,7 @@ class SharedOptions:
     )
     heartbeat_interval: float = option(
         None,
-        Seconds(SHORTEST_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
+        Seconds(MIN_HEARTBEAT_SECONDS, VISIBILITY_HORIZON_SECONDS, zero=True),
         "How long before its deadline a held message is extended; 0 switches the heartbeat off. Raise it if "
         "requests to SQS are slow or throttled.",
         "visibility_timeout / 3",
@@ -183,9 +181,9 @@ class QueueOptions(SharedOptions):
         place: the queue's entry in the option `queues`, counted from 0; queues without one come after all.
     """
 
-    weight: int = option(1, Whole(1, MOST_WEIGHT), "Its share of the turns under queue_order 'weighted'.")
+    weight: int = option(1, Whole(1, MAX_WEIGHT), "Its share of the turns under queue_order 'weighted'.")
     max_running: int | None = option(
-        None, Whole(1, MOST_RUNNING), "The most tasks of the queue that one worker runs at once."
+        None, Whole(1, MAX_RUNNING), "The most tasks of the queue that one worker runs at once."
     )
     place: int = 0
 
@@ -448,7 +446,7 @@ class Options(SharedOptions):
     @classmethod
     def known_names(cls) -> frozenset[str]:
         """The names that `broker_transport_options` may have, those of kombu and Celery among them."""
-        return OTHER_PEOPLES_OPTIONS | {option_name(f.name) for f in fields(cls)}
+        return KOMBU_OPTIONS | {option_name(f.name) for f in fields(cls)}
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Options:
@@ -512,9 +510,9 @@ class Options(SharedOptions):
 
     def _check_control(self) -> None:
         whole = self.whole_control_prefix
-        if self.remote_control and len(whole) > LONGEST_PREFIX_CHARACTERS:
+        if self.remote_control and len(whole) > MAX_PREFIX_CHARACTERS:
             raise OptionError(
-                f"expected queue_name_prefix and control_prefix to have at most {LONGEST_PREFIX_CHARACTERS} "
+                f"expected queue_name_prefix and control_prefix to have at most {MAX_PREFIX_CHARACTERS} "
                 f"characters in all, since remote_control is set, got {whole!r}: shorten one"
             )
 

@@ -9,14 +9,16 @@ from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_names import (
+from celery_sqs_visibility.policy.option_parsers import (
     ACCESS_KEY_PAIRS,
+    Seconds,
+    account,
     all_of,
     check_keys,
     check_pairs,
+    mapping,
     set_keys,
 )
-from celery_sqs_visibility.policy.option_parsers import Seconds, account, mapping
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 

@@ -45,7 +45,7 @@ WORTHWHILE: Final = 1.5
 LONG_TASK_SECONDS: Final = 1.0
 
 #: Shorter runs are not measured.
-SHORTEST_TASK_SECONDS: Final = 0.001
+MIN_TASK_SECONDS: Final = 0.001
 
 #: Messages that "no limit" (Celery's prefetch count of 0) means here, well under SQS's 120,000 in flight.
 UNLIMITED: Final = 10_000
@@ -102,7 +102,7 @@ def message_limit(
     """
     if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
         return slots.fillable
-    beyond = min(slots.number * prefetch_seconds / max(task_seconds, SHORTEST_TASK_SECONDS), UNLIMITED)
+    beyond = min(slots.number * prefetch_seconds / max(task_seconds, MIN_TASK_SECONDS), UNLIMITED)
     few = min(slots.prefetch_count, slots.fillable + math.floor(beyond))
     work = tasks_per_second * prefetch_seconds
     return few if work <= few * WORTHWHILE else min(math.floor(work), UNLIMITED)
@@ -197,12 +197,12 @@ def _share(now: Snapshot, capacity: int, others: int) -> int:
     """The messages of a poll that shares this capacity with other queues; 0 if it is not worth a request."""
     if now.fifo_capacity is not None:
         return max(0, min(capacity, now.fifo_capacity, now.most))
-    if capacity < least_worth_asking(now.limit - capacity, now.slots, now.limit):
+    if capacity < min_worthwhile_messages(now.limit - capacity, now.slots, now.limit):
         return 0
     return min(now.most, max(1, capacity // (1 + others)))
 
 
-def least_worth_asking(held: int, slots: int, limit: int) -> int:
+def min_worthwhile_messages(held: int, slots: int, limit: int) -> int:
     """The least capacity worth a request: one message while a slot may stand idle, beyond that a full batch.
 
     A request costs the same for one message as for ten.

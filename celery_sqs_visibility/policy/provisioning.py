@@ -8,8 +8,13 @@ from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import name_at_sqs
-from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY, RETENTION, creation_attributes
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, why_illegal
+from celery_sqs_visibility.policy.queue_names import (
+    FIFO_SUFFIX,
+    REDRIVE_POLICY,
+    RETENTION,
+    creation_attributes,
+    why_illegal,
+)
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
 #: Receives beyond the attempts: releases at deploys, a wait for an ETA.
@@ -19,7 +24,7 @@ SPARE_RECEIVES: Final = 3
 DEFAULT_MAX_RETRIES: Final = 3
 
 #: The largest maxReceiveCount (API_SetQueueAttributes).
-MOST_RECEIVES: Final = 1000
+MAX_RECEIVES: Final = 1000
 
 #: Put behind the name of a queue, and before `.fifo`.
 DEAD_LETTER_SUFFIX: Final = "-dead"
@@ -49,7 +54,7 @@ class QueuePlan:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
-def least_max_receive_count(max_retries: Iterable[int | None]) -> int:
+def required_max_receive_count(max_retries: Iterable[int | None]) -> int:
     """The least `maxReceiveCount` with which every task of a queue has all its attempts.
 
     Args:
@@ -57,7 +62,7 @@ def least_max_receive_count(max_retries: Iterable[int | None]) -> int:
     """
     limits = [limit for limit in max_retries if limit is not None]
     attempts = max(limits, default=DEFAULT_MAX_RETRIES) + 1
-    return min(attempts + SPARE_RECEIVES, MOST_RECEIVES)
+    return min(attempts + SPARE_RECEIVES, MAX_RECEIVES)
 
 
 def dead_letter_name(queue: str) -> str:
@@ -90,7 +95,7 @@ def plan_queues(
         if _is_for_letters(name, options):
             of_one = [_letters(name, options)]
         else:
-            of_one = _with_letters(name, options, least_max_receive_count(max_retries.get(name, ())))
+            of_one = _with_letters(name, options, required_max_receive_count(max_retries.get(name, ())))
         for plan in of_one:
             plans.setdefault(plan.sqs_name, plan)
     return list(plans.values())

@@ -1,14 +1,15 @@
-"""Names of queues at SQS, and Amazon Resource Names: `arn:partition:service:region:account:name`."""
+"""SQS's names of queues and of their attributes, and ARNs: `arn:partition:service:region:account:name`."""
 
 from __future__ import annotations
 
 import re
 import string
+from collections.abc import Mapping
 from typing import Final
 
 FIFO_SUFFIX: Final = ".fifo"
 
-LONGEST_NAME_CHARACTERS: Final = 80
+MAX_NAME_CHARACTERS: Final = 80
 
 # kombu.transport.SQS.CHARS_REPLACE_TABLE: a fleet that migrates one process at a time shares its queues.
 _LEGAL_CHARACTERS: Final = str.maketrans(
@@ -27,9 +28,9 @@ def sqs_name(name: str, prefix: str = "") -> str:
 
 def why_illegal(sqs_name: str) -> str | None:
     """Why SQS takes no queue of that name, with the remedy; `None` if it does."""
-    if len(sqs_name) > LONGEST_NAME_CHARACTERS:
+    if len(sqs_name) > MAX_NAME_CHARACTERS:
         return (
-            f"it has {len(sqs_name)} characters, and SQS takes {LONGEST_NAME_CHARACTERS}, '.fifo' included: "
+            f"it has {len(sqs_name)} characters, and SQS takes {MAX_NAME_CHARACTERS}, '.fifo' included: "
             "shorten it, or the option queue_name_prefix"
         )
     if not _LEGAL_NAME.fullmatch(sqs_name):
@@ -63,3 +64,59 @@ def partition_of(region: str) -> str:
     named = {"cn": "aws-cn", "us-gov": "aws-us-gov", "us-iso": "aws-iso", "us-isob": "aws-iso-b"}
     beginnings = sorted(named, key=len, reverse=True)
     return next((named[each] for each in beginnings if region.startswith(f"{each}-")), "aws")
+
+
+ARN: Final = "QueueArn"
+KEY: Final = "KmsMasterKeyId"
+REDRIVE_POLICY: Final = "RedrivePolicy"
+
+#: How long a queue keeps a message, in seconds.
+RETENTION: Final = "MessageRetentionPeriod"
+
+#: Whether a queue is a FIFO queue, which it is for ever.
+FIFO: Final = "FifoQueue"
+
+#: Attributes of FIFO queues alone.
+FIFO_ATTRIBUTES: Final = frozenset(
+    {FIFO, "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
+)
+
+#: All that a queue may be created with (API_CreateQueue).
+ATTRIBUTES: Final = (
+    "ContentBasedDeduplication",
+    "DeduplicationScope",
+    "DelaySeconds",
+    "FifoQueue",
+    "FifoThroughputLimit",
+    "KmsDataKeyReusePeriodSeconds",
+    "KmsMasterKeyId",
+    "MaximumMessageSize",
+    "MessageRetentionPeriod",
+    "Policy",
+    "ReceiveMessageWaitTimeSeconds",
+    "RedriveAllowPolicy",
+    "RedrivePolicy",
+    "SqsManagedSseEnabled",
+    "VisibilityTimeout",
+)
+
+#: SQS's own key, which needs no permission in the queue's account: everybody there may use it through SQS.
+AMAZONS_KEY: Final = "alias/aws/sqs"
+
+
+def key_in(attributes: Mapping[str, str]) -> str:
+    """The KMS key that a queue is encrypted with: its ARN, id or alias; "" of none, and of SQS's own."""
+    key = attributes.get(KEY, "")
+    return "" if key.endswith(AMAZONS_KEY) else key
+
+
+def creation_attributes(name: str, attributes: Mapping[str, str]) -> dict[str, str]:
+    """Attributes as a queue of that name of SQS's can have them: SQS refuses those of the other kind."""
+    if name.endswith(FIFO_SUFFIX):
+        return {**attributes, FIFO: "true"}
+    return {key: value for key, value in attributes.items() if key not in FIFO_ATTRIBUTES}
+
+
+def redrive_policy(dead_letter_arn: object, max_receive_count: object) -> dict[str, object]:
+    """The document that is the value of `REDRIVE_POLICY`."""
+    return {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": max_receive_count}

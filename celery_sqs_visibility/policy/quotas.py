@@ -24,7 +24,7 @@ VISIBILITY_HORIZON_SECONDS: Final = 12 * 60 * 60
 HORIZON_MARGIN_SECONDS: Final = 2
 
 #: Shortest, longest and default MessageRetentionPeriod.
-SHORTEST_RETENTION_SECONDS: Final = 60
+MIN_RETENTION_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60
 

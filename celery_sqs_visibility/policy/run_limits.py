@@ -11,7 +11,7 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILI
 NEAR_HORIZON_SECONDS: Final = 15 * 60
 
 #: Runs are checked twice a second. After a longer pause the machine, or this process, has slept.
-LONGEST_CHECK_INTERVAL_SECONDS: Final = 2.0
+MAX_CHECK_INTERVAL_SECONDS: Final = 2.0
 
 _PARSER: Final = Seconds(1, VISIBILITY_HORIZON_SECONDS)
 
@@ -49,4 +49,4 @@ def is_inactive(last_sign: float, timeout: float, awake_since: float, now: float
 
 def latest_wake(awake_since: float, checked: float, now: float) -> float:
     """The instant since which this machine has not slept, after checks at `checked` and `now`."""
-    return now if now - checked > LONGEST_CHECK_INTERVAL_SECONDS else awake_since
+    return now if now - checked > MAX_CHECK_INTERVAL_SECONDS else awake_since

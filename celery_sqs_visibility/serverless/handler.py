@@ -27,8 +27,14 @@ from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
-from celery_sqs_visibility.events import DeadLettered, DeliveryEvent, Received, log_safely, subscribe
-from celery_sqs_visibility.measurements import DeliveryEnded
+from celery_sqs_visibility.events import (
+    DeadLettered,
+    DeliveryEnded,
+    DeliveryEvent,
+    Received,
+    log_safely,
+    subscribe,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.option_parsers import EMF
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -203,7 +209,7 @@ class Function:
         if not isinstance(content, DecodedMessage):
             delivery.settle(content)
             return
-        delivery.parks = self._holder.parking.parks_so_far(delivery, content)
+        delivery.parks = self._holder.parking.parks_until_eta(delivery, content)
         if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
             waiting = self._holder.parking.waiting(delivery, content, message)
             if waiting is None and self._clock.monotonic() + seconds + ANSWER_SECONDS > until:

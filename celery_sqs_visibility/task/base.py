@@ -40,8 +40,8 @@ from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.contacts.app import forget_given_limit, set_within_autoretry
 from celery_sqs_visibility.errors import PublishError, QueueDoesNotExistError, UnroutableError
 from celery_sqs_visibility.option_secrets import mask_settings
-from celery_sqs_visibility.policy.attempts import End, comes_back_after
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.retries import End, comes_back_after
 from celery_sqs_visibility.task.context import (
     LIMIT_HEADER,
     DeliveryContext,
@@ -51,7 +51,6 @@ from celery_sqs_visibility.task.context import (
     own_queue,
     sqs_delivery,
 )
-from celery_sqs_visibility.task.continuation import free_key, publish_continuation
 from celery_sqs_visibility.task.retries import (
     P,
     R_co,
@@ -60,7 +59,7 @@ from celery_sqs_visibility.task.retries import (
     keep_celerys_own,
 )
 from celery_sqs_visibility.task.settings import check_settings
-from celery_sqs_visibility.task.successors import await_successor
+from celery_sqs_visibility.task.successors import await_successor, free_key, publish_continuation
 from celery_sqs_visibility.task.tracing import (
     CHORD_UNLOCK,
     VisibilityRetry,

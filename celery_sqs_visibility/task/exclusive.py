@@ -30,9 +30,9 @@ from celery_sqs_visibility.errors import (
     StoreUnavailableError,
     VisibilityLostError,
 )
-from celery_sqs_visibility.policy.attempts import are_spent
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, TTL_SECONDS, key_of
+from celery_sqs_visibility.policy.retries import are_spent
 from celery_sqs_visibility.stores.port import Acquired, ExclusiveStore, Processed, Processing, Renewal
 from celery_sqs_visibility.task.context import DeliveryContext, is_delivery
 from celery_sqs_visibility.transport.transport import Transport
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 KEY_ARGUMENTS: Final = 2
 
 #: A lease is for as long as the message is hidden, but for this long at the least.
-SHORTEST_LEASE_SECONDS: Final = 1.0
+MIN_LEASE_SECONDS: Final = 1.0
 
 
 class Ownership(TypedDict):
@@ -173,7 +173,7 @@ class ExclusiveRun:
 
     @staticmethod
     def _seconds(until: float) -> float:
-        return max(SHORTEST_LEASE_SECONDS, until - SYSTEM_CLOCK.monotonic())
+        return max(MIN_LEASE_SECONDS, until - SYSTEM_CLOCK.monotonic())
 
 
 def broker_context(app: Any) -> BrokerContext | None:

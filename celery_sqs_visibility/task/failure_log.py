@@ -14,9 +14,9 @@ from celery.exceptions import Retry
 from kombu.utils.encoding import safe_repr
 
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.attempts import attempts_allowed
-from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.policy.message_limits import beginning
 from celery_sqs_visibility.policy.printable import printable
+from celery_sqs_visibility.policy.retries import attempts_allowed
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
 from celery_sqs_visibility.task.retries import RetryDecisions
 

@@ -17,14 +17,14 @@ from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLo
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_sqs_visibility.errors import InactivityError
-from celery_sqs_visibility.policy.attempts import is_last_attempt
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.retry_delays import (
+from celery_sqs_visibility.policy.retries import (
     DelayFunction,
     DelayRule,
     DelayRules,
     choose_delay,
+    is_last_attempt,
     parse_delay,
 )
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery

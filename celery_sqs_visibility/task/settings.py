@@ -10,15 +10,16 @@ from collections.abc import Iterable
 from inspect import getattr_static, isfunction, signature
 from typing import Any, Final
 
-from celery import signals
+from celery import Celery, current_app, signals
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
+from django.core.checks import CheckMessage, Error
 
 from celery_sqs_visibility.command_line import shown_in_one_line
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
 from celery_sqs_visibility.policy.exclusive import parse_exclusive_ttl
-from celery_sqs_visibility.policy.option_names import set_keys
-from celery_sqs_visibility.policy.option_parsers import when_exhausted, when_lost
+from celery_sqs_visibility.policy.option_parsers import set_keys, when_exhausted, when_lost
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.run_limits import parse_inactivity_timeout
 from celery_sqs_visibility.task.retries import RetryDecisions
@@ -131,3 +132,28 @@ def warn_of_another_broker(sender: Any, **_: Any) -> None:
     with app.connection_for_read() as connection:
         if not isinstance(connection.transport, Transport):
             logger.warning(ANOTHER_BROKER, names[0], connection.transport.driver_name)
+
+
+ERROR_ID: Final = "celery_sqs_visibility.E001"
+
+
+def check_current_app() -> list[CheckMessage]:
+    """Errors in the options of the current app, and in the settings of its tasks that are imported."""
+    return check_app(current_app)
+
+
+def check_app(app: Celery) -> list[CheckMessage]:
+    """The same of an app; none where its broker is another one. Makes no request."""
+    with app.connection_for_write() as connection:
+        if not str(connection.transport_cls).replace("-", "_").startswith("celery_sqs_visibility"):
+            return []
+    found: list[CheckMessage] = []
+    try:
+        Options.parse(app.conf.broker_transport_options)
+    except OptionError as error:
+        found += [Error(sentence, id=ERROR_ID) for sentence in error.sentences or (str(error),)]
+    try:
+        app.finalize(auto=True)  # each task gets its app, and is checked
+    except ImproperlyConfigured as error:
+        found.append(Error(str(error), id=ERROR_ID))
+    return found

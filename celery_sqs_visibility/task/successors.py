@@ -1,4 +1,8 @@
-"""Whether the message that a run publishes in its own one's place has left this process. In the pool's child.
+"""Messages that a run publishes in place of its own. In the pool's child.
+
+`self.visibility.continue_later()` continues a task in a new message, with new 12 hours. To Celery it is
+a published retry (celery/app/task.py: `Task.retry`): the same task id, callbacks, errbacks, chain and chord,
+so that what is to follow the task follows its last part.
 
 A task's `apply_async` may be the user's own, and return without having published: it publishes after the
 commit of a transaction, or returns the result of an equal task. So only Celery's signal tells, which is sent
@@ -8,11 +12,21 @@ after each publication, to any broker and in any thread (celery/app/amqp.py: `se
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 from celery import signals
+from celery.exceptions import Retry
 
-from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.context import (
+    LIMIT_HEADER,
+    DeliveryContext,
+    is_delivery,
+    message_group,
+    own_queue,
+)
 
 #: The runs that await a successor: the request, with the header that names it and that header's value.
 _awaiting: dict[int, tuple[DeliveryContext, str, str | None]] = {}
@@ -41,3 +55,70 @@ def _note(headers: dict[str, Any], body: Any, **_: Any) -> None:
     for request, name, value in tuple(_awaiting.values()):
         if value is None or fields.get(name, value) == value:
             request.visibility_successor = True
+
+
+class Continuation(Retry):
+    """The task goes on with another message, which is sent; this one is to be deleted."""
+
+
+def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
+    """Publish the task again, with some arguments changed; returns the exception for its run to raise.
+
+    Raises:
+        Exception: it could not be sent; on SQS a `Retry`, by which the present message comes back.
+    """
+    request = task.request
+    if request.called_directly:
+        return Continuation("the task is to be continued, and was called directly")
+    args, kwargs = changed_arguments(inspect.signature(task.run), request.args, request.kwargs, changes)
+    signature = task.signature_from_request(request, args, kwargs, **_options(task, request))
+    if not request.is_eager:
+        free_key(request)
+        _publish(task, signature)
+    told = "its message is followed by another, with which it continues"
+    return Continuation(told, is_eager=request.is_eager, sig=signature)
+
+
+def free_key(request: DeliveryContext) -> None:
+    """The run ends, and before it does a message is sent that may need the key of its exclusive task."""
+    if request.visibility_run is not None:  # or that message would wait for the end of the lease
+        request.visibility_run.end(0, succeeded=False)
+
+
+def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
+    """Options that Celery's `signature_from_request` leaves out; attempts and their limit begin anew."""
+    headers = request.as_execution_options()["headers"] or {}
+    return {
+        "retries": 0,
+        "headers": {name: value for name, value in headers.items() if name != LIMIT_HEADER},
+        "ignore_result": bool(request.ignore_result or task.ignore_result),
+        **message_group(request),
+        **own_queue(request),
+    }
+
+
+def _publish(task: Any, signature: Any) -> None:
+    try:
+        signature.apply_async()
+    except Exception as exc:
+        # As an error of Celery's own: no `autoretry_for` of the task's has been written for it.
+        retry = task.retry_after_error_outside(task.request, exc) if is_delivery(task) else None
+        if retry is None:
+            raise
+        raise retry from exc
+
+
+def changed_arguments(
+    signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], changes: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, some of them changed: each stays positional, or by name, as it was."""
+    changed, left = list(args), dict(changes)
+    positional = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    for position, parameter in enumerate(positional[: len(changed)]):
+        if parameter.kind is Parameter.POSITIONAL_OR_KEYWORD and parameter.name in left:
+            changed[position] = left.pop(parameter.name)
+    return tuple(changed), {**kwargs, **left}

@@ -26,10 +26,9 @@ from celery_sqs_visibility.contacts.pool import is_told_to_end
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.retry_delays import whole_seconds
+from celery_sqs_visibility.policy.retries import whole_seconds
 from celery_sqs_visibility.task import chord_end, successors
 from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
-from celery_sqs_visibility.task.continuation import Continuation
 from celery_sqs_visibility.task.failure_log import (
     exception_behind,
     forget_tracebacks,
@@ -37,6 +36,7 @@ from celery_sqs_visibility.task.failure_log import (
     traceback_of,
 )
 from celery_sqs_visibility.task.spans import describe_span
+from celery_sqs_visibility.task.successors import Continuation
 
 logger = logging.getLogger(__name__)
 

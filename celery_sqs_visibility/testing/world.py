@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 #: A message that was received so often is taken for one that never ends.
-MOST_RECEIVES: Final = 1000
+MAX_RECEIVES: Final = 1000
 
 #: After this many receives in all, a task is taken for one that publishes itself again and again.
 MOST_MESSAGES: Final = 10_000
@@ -81,8 +81,8 @@ class MemorySQS(FakeSQS):
         """
         messages = super().receive(queue_url, max_messages, wait, options)
         for message in messages:
-            if int(message.get("Attributes", {}).get("ApproximateReceiveCount", 0)) > MOST_RECEIVES:
-                raise AssertionError(f"a message still comes back after {MOST_RECEIVES} receives")
+            if int(message.get("Attributes", {}).get("ApproximateReceiveCount", 0)) > MAX_RECEIVES:
+                raise AssertionError(f"a message still comes back after {MAX_RECEIVES} receives")
         return messages
 
     def everything(self, queue_url: str) -> list[ReceivedMessage]:

@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
-from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
 from celery_sqs_visibility.transport.broker_url import BrokerURL
@@ -216,7 +216,7 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
     `given` are the transport options as the user wrote them.
     """
     # Without the options that kombu adds when it publishes with a retry policy: few connections have them.
-    ours = {name: v for name, v in given.items() if name not in OTHER_PEOPLES_OPTIONS}
+    ours = {name: v for name, v in given.items() if name not in KOMBU_OPTIONS}
     key = os.getpid(), repr((broker, broker.password, sorted(ours.items(), key=repr)))
     with _lock:
         context = _contexts.get(key)

@@ -27,10 +27,14 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legib
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
-from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS, check_json
-from celery_sqs_visibility.policy.message_attributes import is_asked_for
+from celery_sqs_visibility.policy.message_limits import (
+    FEW_BRACKETS,
+    check_json,
+    check_names,
+    checked_id,
+    is_selected,
+)
 from celery_sqs_visibility.policy.passing_errors import passes
-from celery_sqs_visibility.policy.published_ids import check_names, checked_id
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.delays import delay_of, fields_of_body, headers_with_eta, without_delay
@@ -285,7 +289,7 @@ def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[
     attributes = metadata.pop("MessageAttributes")
     if attributes and "All" not in attribute_names:
         metadata.pop("MD5OfMessageAttributes", None)  # of all attributes
-        attributes = {k: v for k, v in attributes.items() if is_asked_for(k, attribute_names)}
+        attributes = {k: v for k, v in attributes.items() if is_selected(k, attribute_names)}
     return {**metadata, "MessageAttributes": attributes} if attributes else metadata
 
 

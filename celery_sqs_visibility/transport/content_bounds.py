@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.contacts.channel import DECODERS
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.json_bounds import (
+from celery_sqs_visibility.policy.message_limits import (
     MAX_CONTAINERS,
     MAX_NESTING,
     check_count,

@@ -26,7 +26,7 @@ from celery_sqs_visibility.errors import (
     RequestRefusedError,
     SQSError,
 )
-from celery_sqs_visibility.policy.message_attributes import DATA_TYPE, message_bytes
+from celery_sqs_visibility.policy.message_limits import DATA_TYPE, message_bytes
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import EXCHANGE_KEYS
 from celery_sqs_visibility.policy.queue_names import sqs_name

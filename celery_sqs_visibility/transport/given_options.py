@@ -12,7 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS, RETRY_POLICY
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, RETRY_POLICY
 from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ def _are_of_a_policy(strange: Sequence[str], given: Mapping[str, Any]) -> bool:
     before = RETRY_POLICY.intersection(names[: names.index(strange[0])])
     if before and _ours(given) in _accepted:
         return True
-    ours = Options.known_names() - OTHER_PEOPLES_OPTIONS
+    ours = Options.known_names() - KOMBU_OPTIONS
     return before == RETRY_POLICY and not any(difflib.get_close_matches(name, ours, 1) for name in strange)
 
 
 def _ours(given: Mapping[str, Any]) -> str:
-    ours = Options.known_names() - OTHER_PEOPLES_OPTIONS
+    ours = Options.known_names() - KOMBU_OPTIONS
     return repr(sorted((name, value) for name, value in given.items() if name in ours))

@@ -15,8 +15,7 @@ from kombu.utils.json import loads as kombu_loads
 from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
 from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
-from celery_sqs_visibility.policy.json_bounds import FEW_BRACKETS
-from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.message_limits import FEW_BRACKETS, PAYLOAD_BYTES
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, read_json, with_eta
 from celery_sqs_visibility.transport.content_bounds import check_content

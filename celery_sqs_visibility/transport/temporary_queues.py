@@ -16,8 +16,8 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.policy.queue_attributes import RETENTION
-from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, SHORTEST_RETENTION_SECONDS
+from celery_sqs_visibility.policy.queue_names import RETENTION
+from celery_sqs_visibility.policy.quotas import MIN_RETENTION_SECONDS, RETENTION_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
     milliseconds = (arguments or {}).get("x-expires")
     if milliseconds is None:
         return {} if _UUID.fullmatch(name) or is_of_a_broadcast(name) else None
-    seconds = min(max(milliseconds // 1000, SHORTEST_RETENTION_SECONDS), RETENTION_SECONDS)
+    seconds = min(max(milliseconds // 1000, MIN_RETENTION_SECONDS), RETENTION_SECONDS)
     return {RETENTION: str(seconds)}
 
 

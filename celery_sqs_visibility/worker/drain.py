@@ -35,7 +35,7 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import is_main_thread, snapshot, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
-from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -294,7 +294,7 @@ class Drain:
 
     def _polls_until(self) -> float:
         """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
-        longest = self._context.options.longest_poll + LONGEST_REPLY_GRACE_SECONDS
+        longest = self._context.options.longest_poll + MAX_REPLY_GRACE_SECONDS
         seconds = POLLS_IN_FLIGHT_SECONDS if self._polls_shortened else longest
         return min((self._began_at or 0.0) + seconds, self._ends_at, self._hurried_at)
 

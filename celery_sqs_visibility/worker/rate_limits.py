@@ -16,7 +16,7 @@ from celery.worker import state
 from celery_sqs_visibility.contacts.worker import apply_etas_by, limit_by
 from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.eta import park_for
+from celery_sqs_visibility.policy.eta import park_seconds
 from celery_sqs_visibility.worker.batches import BatchedRequest
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
@@ -100,7 +100,7 @@ class RateLimits:
         if wait <= 0:
             return
         timeout = getattr(request, "visibility_timeout", None)
-        is_far = timeout is not None and park_for(wait, timeout) is not None
+        is_far = timeout is not None and park_seconds(wait, timeout) is not None
         makes_room = not is_far and len(self._waiting) < MOST_HELD
         if makes_room:
             self._waiting.add(request)
@@ -111,7 +111,7 @@ class RateLimits:
         wait = turn - now
         if not isinstance(request, DeliveryRequest) or request.visibility_timeout is None:
             return False
-        if park_for(wait, request.visibility_timeout) is None or wait * bucket.fill_rate > MOST_AWAY:
+        if park_seconds(wait, request.visibility_timeout) is None or wait * bucket.fill_rate > MOST_AWAY:
             return False
         if not request.put_off(SYSTEM_CLOCK.wall() + wait):
             return False

@@ -40,9 +40,8 @@ from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse,
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.events import Finished, emit, log_safely
-from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.retry_delays import whole_seconds
+from celery_sqs_visibility.policy.retries import attempts_made, whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
 from celery_sqs_visibility.task.retries import RetryDecisions

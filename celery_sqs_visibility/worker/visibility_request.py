@@ -37,15 +37,15 @@ from celery_sqs_visibility.core.settlements import Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED
 from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.events import Failed, emit
-from celery_sqs_visibility.policy.attempts import (
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.retries import (
     RELEASES_FORGIVEN,
     End,
     are_spent,
     attempts_made,
     comes_back_after,
+    whole_seconds,
 )
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.retry_delays import whole_seconds
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import count_once
 from celery_sqs_visibility.task.failure_log import log_failed_attempt

@@ -14,7 +14,7 @@ from typing import Any
 
 import celery
 
-from celery_sqs_visibility.policy import attempts
+from celery_sqs_visibility.policy import retries
 
 CELERY = tuple(map(int, celery.__version__.split(".")[:2]))
 
@@ -26,13 +26,13 @@ class End(enum.Enum):
     """How a run of a `VisibilityTask` ended, or why there was none."""
 
     SUCCEEDED = "the task returned, and Celery stored its result"
-    FAILED = attempts.End.FAILED.value
-    RETRIED = attempts.End.RETRIED.value
+    FAILED = retries.End.FAILED.value
+    RETRIED = retries.End.RETRIED.value
     PUBLISHED = (
         "the task published its successor: `self.retry()` with changes, `self.replace()`, `continue_later()`"
     )
-    UNDECIDED = attempts.End.UNDECIDED.value
-    LOST = attempts.End.LOST.value
+    UNDECIDED = retries.End.UNDECIDED.value
+    LOST = retries.End.LOST.value
     IGNORED = "the task raised `Ignore`"
     RELEASED = "the task raised `Reject(requeue=True)`, or called `self.visibility.release()`"
     REJECTED = "the task raised `Reject(requeue=False)`"
@@ -65,7 +65,7 @@ CELERYS = {
 def fate_of(end: End, *, retried: bool = True, last: bool = False) -> Fate:
     if end in CELERYS:
         return CELERYS[end]
-    comes_back = attempts.comes_back_after(attempts.End(end.value), retried=retried, last=last)
+    comes_back = retries.comes_back_after(retries.End(end.value), retried=retried, last=last)
     return Fate.COME_BACK if comes_back else Fate.GIVE_UP
 
 

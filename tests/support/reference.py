@@ -11,7 +11,7 @@ from pathlib import Path
 import celery_sqs_visibility
 from celery_sqs_visibility import VisibilityTask, errors, events
 from celery_sqs_visibility.operate.metrics import names
-from celery_sqs_visibility.policy.option_names import option_name
+from celery_sqs_visibility.policy.option_parsers import option_name
 from celery_sqs_visibility.policy.options import Options
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

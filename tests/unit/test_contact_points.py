@@ -44,7 +44,7 @@ from celery_sqs_visibility.aws.topics import allow_topics
 from celery_sqs_visibility.contacts.botocore import registrations_of
 from celery_sqs_visibility.operate.doctor.kombu_changes import DEFAULTS
 from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
-from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
+from celery_sqs_visibility.policy.retries import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, transport
 from celery_sqs_visibility.transport.codec import eta_of

@@ -13,7 +13,7 @@ from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 from support.reference import options_page
 
-from celery_sqs_visibility.policy.option_names import REMEDIES
+from celery_sqs_visibility.policy.option_parsers import REMEDIES
 from celery_sqs_visibility.policy.options import Options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,7 +31,7 @@ from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.watches import RunWatch
-from celery_sqs_visibility.policy.attempts import are_spent
+from celery_sqs_visibility.policy.retries import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
 from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest
 from celery_sqs_visibility.worker.visibility_request import StoredResult, VisibilityRequest

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 from celery import Celery
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.factories import running, sqs_facts
 
-from celery_sqs_visibility import VisibilityTask, progress
-from celery_sqs_visibility.progress import Progress
+from celery_sqs_visibility import VisibilityTask, visibility
+from celery_sqs_visibility.visibility import Progress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(progress, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(visibility, "SYSTEM_CLOCK", clock)
     return clock
 
 
@@ -49,6 +54,38 @@ def test_the_first_the_last_and_one_a_second_is_stored(task, stored, clock, item
         for item in task.visibility.track(items, given):
             clock.advance(2 if item == 1 else 0.1)
     assert stored == told(0, 1, 3, total=total)
+
+
+@given(st.lists(st.floats(0, 5), max_size=300), st.none() | st.integers(0, 1000))
+def test_it_is_stored_at_once_then_at_most_once_a_second_and_once_a_percent(steps, total):
+    clock, stored = FakeClock(), []
+    task = SimpleNamespace(
+        ignore_result=False,
+        update_state=lambda state, meta: stored.append((clock.monotonic(), meta["current"])),
+    )
+    request = SimpleNamespace(called_directly=False, is_eager=False, ignore_result=False, sqs=None)
+    begun = clock.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(visibility, "SYSTEM_CLOCK", clock)
+        progress = Progress(task, request, total)
+        for current, step in enumerate(steps):
+            progress.show(current)
+            clock.advance(step)
+    assert [at for at, _ in stored[:1]] == ([begun] if steps else [])
+    assert all(after - before >= 1 for (before, _), (after, _) in itertools.pairwise(stored))
+    if total:
+        percents = [100 * current // total for _, current in stored]
+        assert len(set(percents)) == len(percents)
+
+
+@pytest.mark.parametrize(("total", "numbers"), [(None, range(11)), (1000, (0, 10))])
+def test_an_unknown_total_has_no_percents(task, stored, clock, total, numbers):
+    with running(task):
+        progress = Progress(task, task.request, total)
+        for current in range(11):
+            progress.show(current)
+            clock.advance(1)
+    assert stored == told(*numbers, total=total)
 
 
 def test_an_empty_list_is_all_done(task, stored):

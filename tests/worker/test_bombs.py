@@ -12,7 +12,7 @@ from support.badmessages import encoded, envelope
 from support.processes import wait_until
 
 from celery_sqs_visibility.delivery.settle.dead_letters import described
-from celery_sqs_visibility.policy.json_bounds import MAX_CONTAINERS
+from celery_sqs_visibility.policy.message_limits import MAX_CONTAINERS
 from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 

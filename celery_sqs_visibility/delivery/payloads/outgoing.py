@@ -15,9 +15,9 @@ from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.message_attributes import (
+from celery_sqs_visibility.policy.message_limits import (
     PAYLOAD_BYTES,
-    limit_told,
+    limit_in,
     message_bytes,
     payload_too_large,
     too_large,
@@ -165,7 +165,7 @@ class OutgoingMessages:
 
     def _learned(self, queue: Queue, error: SQSError) -> int | None:
         """The queue's limit, if SQS has refused a message for its size."""
-        if (limit := limit_told(error)) is not None:
+        if (limit := limit_in(error)) is not None:
             self._limits[queue.url] = limit
         return limit
 
@@ -187,7 +187,7 @@ class OutgoingMessages:
         except SQSError as error:
             if not isinstance(error, _UNANSWERED):
                 self._discard(objects, key)
-            if (limit := limit_told(error)) is not None:
+            if (limit := limit_in(error)) is not None:
                 raise too_large(queue.name, _size(pointer), limit, pointer=True) from error
             raise
         # SQS answers a duplicate with the id of the message that it took before, which has another object.

@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.errors import AnswerLostError, RequestRefusedError, SQSError
-from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 #: Fewer callers than this wait for the end of another request, so that a message costs a fifth of a request.

@@ -13,7 +13,6 @@ from celery_sqs_visibility.core.delivery import Consumer, Delivery, Holder
 from celery_sqs_visibility.core.settlements import Delete, Split
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
-from celery_sqs_visibility.policy.attempts import attempts_made
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.passing_errors import passes
@@ -25,6 +24,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
 )
 from celery_sqs_visibility.policy.printable import UNPRINTABLE
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
+from celery_sqs_visibility.policy.retries import attempts_made
 
 logger = logging.getLogger(__name__)
 

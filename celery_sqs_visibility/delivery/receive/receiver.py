@@ -19,8 +19,7 @@ from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnavailableError
-from celery_sqs_visibility.events import emit, log_safely
-from celery_sqs_visibility.measurements import ReceiveEnded
+from celery_sqs_visibility.events import ReceiveEnded, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.polling import PollSchedule

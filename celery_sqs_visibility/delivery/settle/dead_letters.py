@@ -23,7 +23,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.message_attributes import (
+from celery_sqs_visibility.policy.message_limits import (
     DATA_TYPE,
     beginning,
     last_lines,

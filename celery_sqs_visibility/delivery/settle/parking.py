@@ -21,9 +21,9 @@ from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.eta import (
     LEAD_SECONDS,
     Limits,
-    hop_for,
-    park_for,
-    parks_so_far,
+    park_seconds,
+    parks_until_eta,
+    plan_park,
     wasted_receives,
 )
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -60,7 +60,7 @@ class Parking:
         self._held = held
         self._lead = lead
 
-    def parks_so_far(self, delivery: Delivery, opened: DecodedMessage) -> int:
+    def parks_until_eta(self, delivery: Delivery, opened: DecodedMessage) -> int:
         """The number of the message's receives that were no attempts: parks, and those in another queue.
 
         Of a message that SQS has moved from another queue: seldom a request.
@@ -68,7 +68,7 @@ class Parking:
         parks, facts = 0, delivery.facts
         if opened.eta is not None:
             timeout = self._timeout(facts.queue)
-            parks = parks_so_far(opened.eta, facts.first_received, self._clock.wall(), timeout, self._lead)
+            parks = parks_until_eta(opened.eta, facts.first_received, self._clock.wall(), timeout, self._lead)
         if (source := delivery.moved_from) is not None:
             now = self._clock.monotonic()
             parks += self._redrive.receives_in_source(delivery.queue, source, facts.receive_count, now)
@@ -87,16 +87,16 @@ class Parking:
             return None
         queue, wait = delivery.queue, opened.eta - self._clock.wall()
         limits = self._limits(delivery, message, wait)
-        hop = hop_for(wait, limits)
-        if hop is None:
+        plan = plan_park(wait, limits)
+        if plan is None:
             return None
-        if not hop.renewed:
-            return Hide(hop.seconds, Why.PARKED)
-        park = park_for(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
+        if not plan.renewed:
+            return Hide(plan.seconds, Why.PARKED)
+        park = park_seconds(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._permissions.may_copy(queue) or (queue.fifo and limits.max_receive_count == 1):
             return None if park is None else Hide(park, Why.PARKED)
-        delay = min(hop.seconds, limits.seconds_to_stay)
+        delay = min(plan.seconds, limits.seconds_to_stay)
         content = message["Body"], delivery.message_attributes
         return Renew(_copy(delivery, *content, delay, opened.eta), opened.payload, park)
 

@@ -17,9 +17,8 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.decoder import legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
-from celery_sqs_visibility.policy.attempts import is_no_task_for_good
 from celery_sqs_visibility.policy.options import OptionsOfQueue
-from celery_sqs_visibility.policy.retry_delays import whole_seconds
+from celery_sqs_visibility.policy.retries import is_permanently_unreadable, whole_seconds
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class Rejection:
         facts, reason = delivery.facts, legible(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0
-        if delivery.queue.fifo and is_no_task_for_good(
+        if delivery.queue.fifo and is_permanently_unreadable(
             facts.receive_count, seconds_known, others_may=others_may
         ):
             return DeadLetter(reason, body, otherwise=self._free_group(delivery, reason))

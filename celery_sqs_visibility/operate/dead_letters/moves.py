@@ -32,7 +32,7 @@ from celery_sqs_visibility.operate.aws_commands import aws_command
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, Place
 from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, patiently
-from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload

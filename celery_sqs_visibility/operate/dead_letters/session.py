@@ -27,7 +27,7 @@ from celery_sqs_visibility.operate.dead_letters.letter import Letter, Selection,
 from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import CommandError, counted, patiently, say, stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
-from celery_sqs_visibility.policy.queue_attributes import REDRIVE_POLICY
+from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 

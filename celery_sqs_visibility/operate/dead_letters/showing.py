@@ -21,7 +21,7 @@ from celery_sqs_visibility.operate.dead_letters.session import Place
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import say, show_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.message_attributes import beginning
+from celery_sqs_visibility.policy.message_limits import beginning
 from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer
 from celery_sqs_visibility.policy.printable import printable
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
 from celery_sqs_visibility.policy.options import Options, QueueOptions, entry_for
-from celery_sqs_visibility.policy.queue_attributes import ARN, RETENTION
+from celery_sqs_visibility.policy.queue_names import ARN, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 #: Names in one finding; the report as JSON has all.

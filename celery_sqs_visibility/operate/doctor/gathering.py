@@ -46,9 +46,9 @@ from celery_sqs_visibility.operate.permission_table import (
 )
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import predefined_queue
-from celery_sqs_visibility.policy.queue_attributes import key_in
+from celery_sqs_visibility.policy.queue_names import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.policy.retry_delays import choose_delay
+from celery_sqs_visibility.policy.retries import choose_delay
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext

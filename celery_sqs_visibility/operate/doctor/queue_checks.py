@@ -21,14 +21,13 @@ from celery_sqs_visibility.operate.doctor.facts import (
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.policy.provisioning import (
-    MOST_RECEIVES,
+    MAX_RECEIVES,
     SPARE_RECEIVES,
     dead_letter_attributes,
     dead_letter_name,
-    least_max_receive_count,
+    required_max_receive_count,
 )
-from celery_sqs_visibility.policy.queue_attributes import ARN, redrive_policy
-from celery_sqs_visibility.policy.queue_names import beside
+from celery_sqs_visibility.policy.queue_names import ARN, beside, redrive_policy
 from celery_sqs_visibility.policy.quotas import (
     DEFAULT_RETENTION_SECONDS,
     DELAY_SECONDS,
@@ -120,7 +119,7 @@ def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
 
 def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
     """The command for a redrive policy by which SQS moves messages after the attempts of these tasks."""
-    receives = least_max_receive_count(task.max_retries for task in tasks)
+    receives = required_max_receive_count(task.max_retries for task in tasks)
     return set_attributes(
         queue.url, queue.location, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives))
     )
@@ -171,13 +170,13 @@ def _too_few_receives(queue: QueueFacts, redrive: Redrive, task: TaskFacts) -> F
         else "Each deploy during a run, each crash, and a wait for an ETA is a receive, too, and takes an "
         f"attempt away{f' after {spare}' if spare else ''}."
     )
-    fewer = f"max_retries={MOST_RECEIVES - 1 - SPARE_RECEIVES} or less; SQS takes no larger maxReceiveCount"
+    fewer = f"max_retries={MAX_RECEIVES - 1 - SPARE_RECEIVES} or less; SQS takes no larger maxReceiveCount"
     return Finding(
         Severity.ERROR if spare < 0 else Severity.WARNING,
         f"queue {queue.name!r}",
         f"maxReceiveCount is {most}, and task {task.name!r} has max_retries={task.max_retries}",
         consequence,
-        _redrive(queue, redrive.dead_letter_arn, [task]) if most < MOST_RECEIVES else fewer,
+        _redrive(queue, redrive.dead_letter_arn, [task]) if most < MAX_RECEIVES else fewer,
     )
 
 

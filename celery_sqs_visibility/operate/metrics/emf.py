@@ -31,7 +31,7 @@ UNITS: Final = {
     "Delayed": "Count",
     "DeadLetters": "Count",
     "OldestAge": "Seconds",
-    # An invocation of a Lambda function, by the outcomes of its messages (`measurements.DeliveryEnded`).
+    # An invocation of a Lambda function, by the outcomes of its messages (`events.DeliveryEnded`).
     "MessagesReceived": "Count",
     "DeadLettered": "Count",
     "TasksSucceeded": "Count",

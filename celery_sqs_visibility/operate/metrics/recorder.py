@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.threads import snapshot
 from celery_sqs_visibility.events import DeliveryFacts, Event, subscribe
 from celery_sqs_visibility.operate.figures import usd_of
@@ -74,11 +74,11 @@ class Recorder:
             events.DeadLettered: self._dead_lettered,
             events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
             events.SQSRequest: self._requested,
-            measurements.ReplyDropped: lambda _: self._count[names.REPLIES_DROPPED](()),
-            measurements.ReceiveEnded: self._receive_ended,
-            measurements.ExtensionEnded: self._extension_ended,
-            measurements.DeliveryEnded: self._delivery_ended,
-            measurements.SettlementEnded: self._settlement_ended,
+            events.ReplyDropped: lambda _: self._count[names.REPLIES_DROPPED](()),
+            events.ReceiveEnded: self._receive_ended,
+            events.ExtensionEnded: self._extension_ended,
+            events.DeliveryEnded: self._delivery_ended,
+            events.SettlementEnded: self._settlement_ended,
         }
         self._begin_at_zero()
         self._ends = [subscribe(listener, kind) for kind, listener in heard.items()]
@@ -121,17 +121,17 @@ class Recorder:
         if event.queue:  # else it was S3's
             self._count[names.COST]((queue,), usd_of(1, event.queue))
 
-    def _receive_ended(self, event: measurements.ReceiveEnded) -> None:
+    def _receive_ended(self, event: events.ReceiveEnded) -> None:
         self._last_receive[event.queue] = self._clock.wall()
         full = event.messages >= event.asked
         self._count[names.RECEIVED]((event.queue,), event.messages)
         outcome = "empty" if not event.messages else "full" if full else "partial"
         self._count[names.RECEIVES]((event.queue, outcome))
 
-    def _extension_ended(self, event: measurements.ExtensionEnded) -> None:
+    def _extension_ended(self, event: events.ExtensionEnded) -> None:
         self._observe[names.HEARTBEAT_LAG]((event.queue,), event.late)
 
-    def _delivery_ended(self, event: measurements.DeliveryEnded) -> None:
+    def _delivery_ended(self, event: events.DeliveryEnded) -> None:
         facts = event.delivery
         labels = self._task(facts), facts.queue, event.outcome
         self._count[names.TASKS](labels)
@@ -139,7 +139,7 @@ class Recorder:
         if event.ran is not None:
             self._observe[names.RUNS](labels, event.ran)
 
-    def _settlement_ended(self, event: measurements.SettlementEnded) -> None:
+    def _settlement_ended(self, event: events.SettlementEnded) -> None:
         self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
     def _hide(self, metric: Metric, event: events.Hidden | events.Parked) -> None:

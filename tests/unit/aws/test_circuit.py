@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.breaker import (
-    LONGEST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
     PAUSE_SECONDS,
     STEADY_SECONDS,
     Circuit,
@@ -46,7 +46,7 @@ def test_what_answers_probes_alone_is_left_alone_for_longer_each_time_until_it_h
         pauses.append(circuit.probe_at - now)
         now = circuit.probe_at
         circuit = circuit.probed(now, answered=True)
-    assert pauses == [1, 2, 4, 8, 16, LONGEST_PAUSE_SECONDS]
+    assert pauses == [1, 2, 4, 8, 16, MAX_PAUSE_SECONDS]
     now += STEADY_SECONDS
     assert circuit.unanswered(since=now, now=now).probe_at == now + PAUSE_SECONDS
 
@@ -70,6 +70,6 @@ def test_open_it_is_probed_soon_and_only_an_answered_probe_closes_it(events, las
             circuit = circuit.probed(now, answered=what == "probe answered")
             assert circuit.is_open == (what != "probe answered")
         if circuit.is_open:
-            assert circuit.probe_at <= now + LONGEST_PAUSE_SECONDS
+            assert circuit.probe_at <= now + MAX_PAUSE_SECONDS
         else:
             assert circuit.probe_at == math.inf

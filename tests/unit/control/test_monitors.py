@@ -25,7 +25,7 @@ from celery_sqs_visibility.control.monitors import (
 )
 from celery_sqs_visibility.control.queues import STALE_SECONDS, ControlQueues
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS
 
 LISTS, SENDS = "ListQueues", "SendMessageBatch"
 
@@ -120,7 +120,7 @@ def test_a_workers_look_is_made_again_soon_after_an_error_that_passes(
         worker.sqs.fail_next(LISTS, error)
 
     def pause(seconds):
-        if seconds > LONGEST_PAUSE_SECONDS:
+        if seconds > MAX_PAUSE_SECONDS:
             over.set()
         return over.is_set()
 

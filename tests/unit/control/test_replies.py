@@ -16,8 +16,7 @@ from celery_sqs_visibility.control import replies
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.control.replies import MOST_IN_FLIGHT, REPLY_PAUSES_SECONDS, ReplySender
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
-from celery_sqs_visibility.events import subscribe
-from celery_sqs_visibility.measurements import ReplyDropped
+from celery_sqs_visibility.events import ReplyDropped, subscribe
 
 EXCHANGE = "reply.celery.pidbox"
 REPLY = {"body": '{"w@h": "pong"}', "content-type": "application/json", "content-encoding": "utf-8"}

@@ -25,7 +25,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 NOW = 1000.0
@@ -125,7 +125,7 @@ def test_what_failed_comes_back_alone_after_a_pause(pending):
     pending.conclude(batch, {1: ThrottledError("slow down")}, NOW)
     assert pending.count == 1
     assert pending.take(NOW, flushing=True) == []
-    assert NOW < pending.due() <= NOW + LONGEST_PAUSE_SECONDS
+    assert NOW < pending.due() <= NOW + MAX_PAUSE_SECONDS
     assert ids(pending.take(pending.due(), flushing=True)) == ["1"]
 
 
@@ -154,7 +154,7 @@ def test_an_outage_ends_it_for_all_when_nothing_has_worked_for_so_long(pending):
     while not pending.failures:
         pending.conclude(pending.take(now, flushing=True), {0: UnavailableError("down")}, now)
         now = pending.due() or now
-    assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
+    assert GIVE_UP_SECONDS - MAX_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
     now = NOW + GIVE_UP_SECONDS
     fill(pending, 2, now=now)
     pending.conclude(pending.take(now, flushing=True), {0: UnavailableError("down")}, now)
@@ -242,7 +242,7 @@ def test_a_message_that_fails_while_others_are_sent_is_given_up_as_soon(pending)
         if pending.failures:
             break
         now = pending.due()
-    assert GIVE_UP_SECONDS - LONGEST_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
+    assert GIVE_UP_SECONDS - MAX_PAUSE_SECONDS <= now - NOW <= GIVE_UP_SECONDS
 
 
 # Withdrawing.

@@ -31,12 +31,12 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS, LONGEST_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS, MAX_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, EMPTY_POLL_SECONDS, Attempts, PollSchedule
 
 NOW = 1000.0
 LONG = 20
-LATE = LONG + LONGEST_REPLY_GRACE_SECONDS
+LATE = LONG + MAX_REPLY_GRACE_SECONDS
 
 
 class World:
@@ -477,7 +477,7 @@ def test_a_long_poll_that_finds_nothing_begins_the_sleep_though_a_helper_has_fai
 
 def test_where_a_helper_is_late_the_long_poll_still_waits():
     world, _, helper = helped()
-    assert world.late(LONGEST_REPLY_GRACE_SECONDS) == [helper]
+    assert world.late(MAX_REPLY_GRACE_SECONDS) == [helper]
     assert world.take() is None
 
 
@@ -522,7 +522,7 @@ def test_an_empty_poll_of_a_helper_of_a_fifo_queue_begins_no_sleep():
 
 def test_after_a_failure_polls_pause_and_ask_for_an_answer_at_once(world):
     assert world.fail(world.take()) is Failure.OUTAGE
-    assert 0 < world.due() <= LONGEST_PAUSE_SECONDS
+    assert 0 < world.due() <= MAX_PAUSE_SECONDS
     world.polls.expect("m", world.now)
     assert world.due() > 0, "also for a message that is back"
     probe = world.next()
@@ -614,7 +614,7 @@ def test_a_long_poll_is_late_once_its_wait_has_passed(world):
 def test_an_answer_is_late_some_time_after_the_wait_and_counts_once(world):
     poll = world.take()
     assert world.late(LONG) == []
-    assert world.late(LONGEST_REPLY_GRACE_SECONDS) == [poll]
+    assert world.late(MAX_REPLY_GRACE_SECONDS) == [poll]
     assert world.late() == []
     assert (poll.state, world.polls.failures) == (PollState.UNANSWERED, 1)
     assert world.fail(poll) is Failure.EXPECTED

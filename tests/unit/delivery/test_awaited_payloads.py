@@ -24,7 +24,7 @@ from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
-from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import new_key, pointer_body, size_attribute
 
 KEY = new_key("")
@@ -365,7 +365,7 @@ def test_a_message_that_comes_back_during_its_fetch_is_fetched_and_run_once(worl
 def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
     world, queue, store, monkeypatch, during
 ):
-    monkeypatch.setattr(world.consumer.holder.parking, "parks_so_far", lambda _delivery, _content: 3)
+    monkeypatch.setattr(world.consumer.holder.parking, "parks_until_eta", lambda _delivery, _content: 3)
     content = DecodedMessage({"handle": "h", "body": "a task"}, "proj.add", "i\nd", eta=1.0)
     monkeypatch.setattr(world.consumer._arrivals._decoder, "_open", lambda _queue, _message: content)
     if during:

@@ -8,8 +8,7 @@ from support.factories import delivery, sqs_queue
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery import endings
 from celery_sqs_visibility.delivery.endings import measure_end, measure_run, measure_settlement
-from celery_sqs_visibility.events import subscribe
-from celery_sqs_visibility.measurements import DeliveryEnded, SettlementEnded
+from celery_sqs_visibility.events import DeliveryEnded, SettlementEnded, subscribe
 
 NOW = 1010.0
 

@@ -27,8 +27,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.events import Extended, Lost, subscribe
-from celery_sqs_visibility.measurements import ExtensionEnded
+from celery_sqs_visibility.events import Extended, ExtensionEnded, Lost, subscribe
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 INTERVAL = 40.0

@@ -7,13 +7,13 @@ from celery import Task
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.attempts import (
-    RECEIVES_OF_NO_TASK,
-    SECONDS_OF_AN_UNKNOWN_TASK,
+from celery_sqs_visibility.policy.retries import (
+    UNKNOWN_TASK_SECONDS,
+    UNREADABLE_RECEIVES,
     attempts_allowed,
     attempts_made,
     is_last_attempt,
-    is_no_task_for_good,
+    is_permanently_unreadable,
 )
 
 COUNTS = st.integers(0, 1000)
@@ -73,13 +73,13 @@ def test_the_smaller_limit_decides(retries, max_retries, receive_count, max_rece
 @pytest.mark.parametrize(
     ("receives", "seconds", "others_may", "given_up"),
     [
-        (RECEIVES_OF_NO_TASK - 1, 1e6, False, False),
-        (RECEIVES_OF_NO_TASK, 0, False, True),
-        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK - 1, True, False),
-        (RECEIVES_OF_NO_TASK - 1, SECONDS_OF_AN_UNKNOWN_TASK, True, False),
-        (RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK, True, True),
+        (UNREADABLE_RECEIVES - 1, 1e6, False, False),
+        (UNREADABLE_RECEIVES, 0, False, True),
+        (UNREADABLE_RECEIVES, UNKNOWN_TASK_SECONDS - 1, True, False),
+        (UNREADABLE_RECEIVES - 1, UNKNOWN_TASK_SECONDS, True, False),
+        (UNREADABLE_RECEIVES, UNKNOWN_TASK_SECONDS, True, True),
     ],
 )
 def test_a_message_that_is_no_task_closes_its_group_for_a_while(receives, seconds, others_may, given_up):
-    assert is_no_task_for_good(receives, seconds, others_may=others_may) is given_up
-    assert Task.max_retries + 1 == RECEIVES_OF_NO_TASK, "as a task that says nothing"
+    assert is_permanently_unreadable(receives, seconds, others_may=others_may) is given_up
+    assert Task.max_retries + 1 == UNREADABLE_RECEIVES, "as a task that says nothing"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.control_names import (
-    LONGEST_PREFIX_CHARACTERS,
+    MAX_PREFIX_CHARACTERS,
     UNIQUE_CHARACTERS,
     address,
     exchange_prefix,
@@ -19,7 +19,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_names import why_illegal
 
 UNIQUE = "0" * UNIQUE_CHARACTERS
-PREFIXES = st.from_regex(rf"[A-Za-z0-9_-]{{1,{LONGEST_PREFIX_CHARACTERS}}}", fullmatch=True)
+PREFIXES = st.from_regex(rf"[A-Za-z0-9_-]{{1,{MAX_PREFIX_CHARACTERS}}}", fullmatch=True)
 
 
 @given(PREFIXES, st.text(min_size=1), st.text(min_size=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.policy.attempts import End, comes_back_after
+from celery_sqs_visibility.policy.retries import End, comes_back_after
 
 #: Of each end: whether it comes back where the task does not retry the exception.
 NOT_RETRIED = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.errors import TooLargeError
-from celery_sqs_visibility.policy.json_bounds import check_json
+from celery_sqs_visibility.policy.message_limits import check_json
 
 # Quotes, backslashes and brackets in texts are what a count could stumble over.
 TEXTS = st.text() | st.text('"\\[]{}a', max_size=8)

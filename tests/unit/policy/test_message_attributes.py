@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.policy.message_attributes import (
+from celery_sqs_visibility.policy.message_limits import (
     beginning,
-    is_asked_for,
+    is_selected,
     last_lines,
     legal,
     message_bytes,
@@ -56,7 +56,7 @@ def test_the_last_lines_are_no_longer_than_asked_for(text, most, line_length):
     [((), []), (("All",), ["a", "b.c"]), ((".*",), ["a", "b.c"]), (("b.*",), ["b.c"]), (("a", "c"), ["a"])],
 )
 def test_attributes_are_asked_for_as_in_message_attribute_names(patterns, names):
-    assert [name for name in ("a", "b.c") if is_asked_for(name, patterns)] == names
+    assert [name for name in ("a", "b.c") if is_selected(name, patterns)] == names
 
 
 @given(ANYTHING.filter(lambda text: text.isprintable()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sqs_visibility.errors import MessageTooLargeError, RequestRefusedError, UnavailableError
-from celery_sqs_visibility.policy.message_attributes import limit_told, payload_too_large, too_large
+from celery_sqs_visibility.policy.message_limits import limit_in, payload_too_large, too_large
 
 SENTENCE = "One or more parameters are invalid. Reason: Message must be shorter than 262144 bytes."
 
@@ -20,7 +20,7 @@ SENTENCE = "One or more parameters are invalid. Reason: Message must be shorter 
     ],
 )
 def test_the_limit_of_a_queue_is_what_sqs_said_when_it_refused(error, limit):
-    assert limit_told(error) == limit
+    assert limit_in(error) == limit
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.queues import TERRAFORM
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.queue_attributes import ATTRIBUTES
+from celery_sqs_visibility.policy.queue_names import ATTRIBUTES
 
 URL = "https://sqs.eu-west-1.amazonaws.com/123456789012/q"
 ARN = "arn:aws:sns:eu-west-1:123456789012:news"

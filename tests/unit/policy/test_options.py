@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reference import options_page
 
-from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS, REMEDIES
-from celery_sqs_visibility.policy.option_parsers import Seconds
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, REMEDIES, Seconds
 from celery_sqs_visibility.policy.options import (
     OptionError,
     Options,
@@ -21,7 +20,7 @@ from celery_sqs_visibility.policy.options import (
     option_name,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
-from celery_sqs_visibility.policy.retry_delays import ExponentialBackoff
+from celery_sqs_visibility.policy.retries import ExponentialBackoff
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:x"
 NAMES = [option_name(f.name) for f in fields(Options)]
@@ -77,7 +76,7 @@ def test_every_duration_has_bounds_and_is_a_number(name, value):
     assert repr(value) in message
 
 
-NO_PATHS = ["word", ".relative.path", "no.such.module", "celery_sqs_visibility.policy.attempts.no_such"]
+NO_PATHS = ["word", ".relative.path", "no.such.module", "celery_sqs_visibility.policy.retries.no_such"]
 BAD = {
     "region": [5],
     "is_secure": ["yes"],
@@ -184,7 +183,7 @@ def test_the_heartbeat_follows_the_visibility_timeout_and_the_longest_sleep_the_
             ["sts_token_buffer_time", "sts_token_timeout (900)", "got 900"],
         ),
         (
-            {"error_visibility_timeout": "celery_sqs_visibility.policy.attempts.attempts_made"},
+            {"error_visibility_timeout": "celery_sqs_visibility.policy.retries.attempts_made"},
             ["two arguments"],
         ),
     ],
@@ -241,7 +240,7 @@ def test_no_refusal_shows_a_secret(given):
     assert "hush" not in refusal(given)
 
 
-@pytest.mark.parametrize("name", sorted(OTHER_PEOPLES_OPTIONS))
+@pytest.mark.parametrize("name", sorted(KOMBU_OPTIONS))
 def test_options_of_kombu_and_celery_are_left_alone(name):
     assert Options.parse({name: object()}) == Options.parse({})
 

@@ -8,7 +8,7 @@ import pytest
 from support.kombu_names import options_of_amqp, options_of_redis
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_names import OF_ANOTHER_TRANSPORT, OTHER_TRANSPORTS, REMEDIES
+from celery_sqs_visibility.policy.option_parsers import OF_ANOTHER_TRANSPORT, OTHER_TRANSPORTS, REMEDIES
 from celery_sqs_visibility.policy.options import Options
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/coming-from-redis-and-rabbitmq.md").read_text()

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.eta import (
     LEAD_SECONDS,
-    LONGEST_PARK_SECONDS,
-    Hop,
+    MAX_PARK_SECONDS,
     Limits,
-    hop_for,
-    park_for,
-    parks_before,
-    parks_so_far,
+    Park,
+    park_seconds,
+    parks_needed,
+    parks_until_eta,
+    plan_park,
     wasted_receives,
 )
 from celery_sqs_visibility.policy.quotas import (
@@ -29,7 +29,7 @@ from celery_sqs_visibility.policy.quotas import (
 DAY = 24 * 3600
 WAITS = st.floats(-1e7, 1e7)
 AROUND_WHOLE_PARKS = st.builds(
-    lambda parks, seconds, fraction: parks * LONGEST_PARK_SECONDS + seconds + fraction,
+    lambda parks, seconds, fraction: parks * MAX_PARK_SECONDS + seconds + fraction,
     st.integers(0, 300),
     st.integers(-2, 2),
     st.sampled_from([0.0, 1e-6, 0.5]),
@@ -40,7 +40,7 @@ TIMEOUTS = st.integers(1, VISIBILITY_HORIZON_SECONDS)
 def park_until_held(wait, visibility_timeout, lead=LEAD_SECONDS):
     """Every park of a message that comes back exactly when it should."""
     parks = []
-    while (seconds := park_for(wait, visibility_timeout, lead)) is not None:
+    while (seconds := park_seconds(wait, visibility_timeout, lead)) is not None:
         parks.append(seconds)
         wait -= seconds
     return parks, wait
@@ -51,15 +51,15 @@ def park_until_held(wait, visibility_timeout, lead=LEAD_SECONDS):
     [(-5, None), (30, None), (120 + LEAD_SECONDS, None), (600.7, 600 - LEAD_SECONDS)],
 )
 def test_a_far_eta_is_parked_and_comes_back_a_little_early_and_a_near_one_is_held(wait, seconds):
-    assert park_for(wait, 120) == seconds
+    assert park_seconds(wait, 120) == seconds
 
 
 @given(WAITS, TIMEOUTS)
 def test_a_park_is_something_sqs_accepts_for_a_wait_beyond_the_visibility_timeout(wait, visibility_timeout):
-    seconds = park_for(wait, visibility_timeout)
+    seconds = park_seconds(wait, visibility_timeout)
     assert (seconds is None) == (wait <= visibility_timeout + LEAD_SECONDS)
     if seconds is not None:
-        assert 0 < seconds <= LONGEST_PARK_SECONDS < VISIBILITY_HORIZON_SECONDS
+        assert 0 < seconds <= MAX_PARK_SECONDS < VISIBILITY_HORIZON_SECONDS
         assert wait - seconds >= LEAD_SECONDS, "it comes back before its ETA"
 
 
@@ -67,23 +67,23 @@ def test_a_park_is_something_sqs_accepts_for_a_wait_beyond_the_visibility_timeou
 def test_the_parks_of_the_past_are_those_that_were_made(more, visibility_timeout, lead):
     wait = visibility_timeout + lead + more
     parks, left = park_until_held(wait, visibility_timeout, lead)
-    assert parks_before(wait, visibility_timeout, lead) == len(parks)
+    assert parks_needed(wait, visibility_timeout, lead) == len(parks)
     assert left <= max(wait, 0) or wait < 0
 
 
 def test_an_eta_next_week_is_a_dozen_parks_and_one_in_the_year_9000_takes_no_time():
     parks, left = park_until_held(7 * DAY, 120)
-    assert parks_before(7 * DAY, 120) == len(parks) == 15
+    assert parks_needed(7 * DAY, 120) == len(parks) == 15
     assert left == LEAD_SECONDS
-    assert parks_before(7000 * 365 * DAY, 120) == 5_117_108
+    assert parks_needed(7000 * 365 * DAY, 120) == 5_117_108
 
 
 def test_where_the_first_receive_is_unknown_there_were_no_more_parks_than_retention_allows():
     now = 1_800_000_000.0
-    most = parks_before(RETENTION_SECONDS, 120)
-    assert parks_so_far(now, 0, now, 120) == most == 29
-    assert parks_so_far(now, now - 3600, now, 120) == 1
-    assert parks_so_far(now - 13 * DAY, 0, now, 120) == 2
+    most = parks_needed(RETENTION_SECONDS, 120)
+    assert parks_until_eta(now, 0, now, 120) == most == 29
+    assert parks_until_eta(now, now - 3600, now, 120) == 1
+    assert parks_until_eta(now - 13 * DAY, 0, now, 120) == 2
 
 
 @dataclasses.dataclass
@@ -102,7 +102,7 @@ class Wait:
         self.first_wait = self.wait
 
     def hop(self):
-        parks = parks_before(self.first_wait, self.visibility_timeout)
+        parks = parks_needed(self.first_wait, self.visibility_timeout)
         wasted = wasted_receives(self.receive_count, parks, self.wait, self.visibility_timeout)
         limits = Limits(
             self.receive_count,
@@ -112,7 +112,7 @@ class Wait:
             self.visibility_timeout,
             wasted,
         )
-        return hop_for(self.wait, limits), limits
+        return plan_park(self.wait, limits), limits
 
     def go(self, hop, limits):
         seconds = min(hop.seconds, limits.seconds_to_stay, DELAY_SECONDS) if hop.renewed else hop.seconds
@@ -131,7 +131,7 @@ class Wait:
             assert self.age <= self.retention, "SQS would have deleted it"
             assert self.max_receive_count is None or self.receive_count <= self.max_receive_count, "redriven"
             parks = 0 if step[0].renewed else parks + 1
-        assert parks_before(self.first_wait, self.visibility_timeout) == parks == self.receive_count - 1
+        assert parks_needed(self.first_wait, self.visibility_timeout) == parks == self.receive_count - 1
         return self
 
 
@@ -167,17 +167,17 @@ def test_a_wait_takes_copies_where_there_are_limits(days, most, retention, copie
 )
 def test_a_message_that_cannot_wait_itself_is_renewed_at_its_first_receive(most, age):
     limits = Limits(1, most, age, DEFAULT_RETENTION_SECONDS, 120)
-    assert hop_for(600, limits) == Hop(600 - LEAD_SECONDS, renewed=True)
+    assert plan_park(600, limits) == Park(600 - LEAD_SECONDS, renewed=True)
 
 
-@given(st.floats(0, LONGEST_PARK_SECONDS), TIMEOUTS, st.floats(0, 3600))
+@given(st.floats(0, MAX_PARK_SECONDS), TIMEOUTS, st.floats(0, 3600))
 def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_enough(
     wait, visibility_timeout, late
 ):
-    seconds = park_for(wait, visibility_timeout)
+    seconds = park_seconds(wait, visibility_timeout)
     if seconds is not None:
-        assert parks_before(wait, visibility_timeout) == 1
-        assert park_for(wait - seconds - late, visibility_timeout) is None
+        assert parks_needed(wait, visibility_timeout) == 1
+        assert park_seconds(wait - seconds - late, visibility_timeout) is None
 
 
 @pytest.mark.parametrize(
@@ -185,21 +185,21 @@ def test_a_message_that_comes_back_late_is_counted_the_same_where_one_park_is_en
     [(1, 3600, 0), (3, 3600, 2), (2, 60, 0), (4, 60, 2), (4, 0, 0), (4, -60, 0)],
 )
 def test_receives_before_the_eta_that_were_no_parks_are_wasted(receives, wait, wasted):
-    parks = parks_before(3600, 120)
+    parks = parks_needed(3600, 120)
     assert wasted_receives(receives, parks, wait, 120) == wasted
 
 
 def test_where_clocks_differ_the_first_receive_is_not_wasted():
-    assert wasted_receives(1, parks=0, wait=2 * LONGEST_PARK_SECONDS, visibility_timeout=120) == 0
+    assert wasted_receives(1, parks=0, wait=2 * MAX_PARK_SECONDS, visibility_timeout=120) == 0
 
 
 @pytest.mark.parametrize(("wait", "copied"), [(0.9, False), (1, True), (4.9, True), (60, True), (3600, True)])
 def test_a_copy_gets_rid_of_wasted_receives_if_there_is_time(wait, copied):
     """Those of parks with a shorter visibility timeout, too, which end five seconds before the ETA."""
-    hop = hop_for(wait, Limits(3, None, 0, DEFAULT_RETENTION_SECONDS, 120, wasted_receives=2))
-    assert hop == (Hop(int(wait) - LEAD_SECONDS, renewed=True) if copied else None)
+    park = plan_park(wait, Limits(3, None, 0, DEFAULT_RETENTION_SECONDS, 120, wasted_receives=2))
+    assert park == (Park(int(wait) - LEAD_SECONDS, renewed=True) if copied else None)
 
 
 def test_an_eta_next_week_is_a_dozen_parks():
-    assert parks_before(7 * 24 * 3600, 120) == 15
+    assert parks_needed(7 * 24 * 3600, 120) == 15
     assert sum(park_until_held(7 * 24 * 3600, 120)[0]) == 7 * 24 * 3600 - LEAD_SECONDS

@@ -14,8 +14,8 @@ from celery_sqs_visibility.policy.prefetch import (
     Slots,
     Snapshot,
     ask_for,
-    least_worth_asking,
     message_limit,
+    min_worthwhile_messages,
 )
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
@@ -54,13 +54,13 @@ def test_of_shorter_tasks_what_runs_in_prefetch_seconds_is_held_and_of_few_up_to
 @given(st.integers(0, 200), st.integers(1, 100), st.integers(0, 200))
 def test_a_slot_that_may_stand_idle_is_worth_a_request_and_beyond_that_a_full_batch(held, slots, more):
     idle = held < slots or not more
-    assert least_worth_asking(held, slots, slots + more) == (1 if idle else min(BATCH_ENTRIES, more))
+    assert min_worthwhile_messages(held, slots, slots + more) == (1 if idle else min(BATCH_ENTRIES, more))
 
 
 @given(SLOTS, st.floats(0, 1e4), DURATIONS, st.floats(0, 60))
 def test_an_empty_process_always_asks(slots, pace, lasts, seconds):
     limit = message_limit(slots, pace, lasts, seconds)
-    assert limit >= least_worth_asking(0, slots.number, limit)
+    assert limit >= min_worthwhile_messages(0, slots.number, limit)
 
 
 @st.composite
@@ -136,7 +136,7 @@ def test_one_queue_alone_has_all_the_capacity(now):
     held = now.occupied + now.own_unlikely
     if now.fifo_capacity is not None:
         expected = max(0, min(1, free, now.fifo_capacity))
-    elif free < least_worth_asking(held, now.slots, now.limit):
+    elif free < min_worthwhile_messages(held, now.slots, now.limit):
         expected = 0
     else:
         expected = min(BATCH_ENTRIES, free)

@@ -8,7 +8,7 @@ import string
 import pytest
 
 from celery_sqs_visibility.errors import InvalidIdError
-from celery_sqs_visibility.policy.published_ids import check_names, checked_id
+from celery_sqs_visibility.policy.message_limits import check_names, checked_id
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
-from celery_sqs_visibility.policy.retry_delays import (
+from celery_sqs_visibility.policy.retries import (
     CELERY_RETRY_DELAY_SECONDS,
     DelayFunction,
     DelayList,

@@ -8,7 +8,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from celery_sqs_visibility.policy import options, predefined, typed_options
-from celery_sqs_visibility.policy.option_names import OTHER_PEOPLES_OPTIONS, option_name
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, option_name
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.task.settings import SETTINGS
 
@@ -18,7 +18,7 @@ SHOWN = {option_name(each.name) for each in fields(Options) if not each.metadata
 @pytest.mark.parametrize(
     ("typed", "names"),
     [
-        (typed_options.TransportOptions, SHOWN | OTHER_PEOPLES_OPTIONS),
+        (typed_options.TransportOptions, SHOWN | KOMBU_OPTIONS),
         (typed_options.QueueOptions, {f.name for f in fields(options.QueueOptions) if f.metadata}),
         (typed_options.PredefinedQueue, {*predefined.TEXTS, *predefined.BACKOFF}),
         (typed_options.PredefinedExchange, {*predefined.EXCHANGE_KEYS}),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from celery_sqs_visibility.core.endings import OUTCOMES
-from celery_sqs_visibility.measurements import DeliveryEnded
+from celery_sqs_visibility.events import DeliveryEnded
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, UNITS
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_sqs_visibility.task.continuation import changed_arguments
+from celery_sqs_visibility.task.successors import changed_arguments
 
 NAMES = ("bucket", "start", "size")
 VALUES = st.integers()

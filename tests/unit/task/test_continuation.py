@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility.task.context import LIMIT_HEADER
-from celery_sqs_visibility.task.continuation import Continuation
+from celery_sqs_visibility.task.successors import Continuation
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 LINKED = [{"task": "next", "args": [], "kwargs": {}, "options": {}}]

@@ -7,7 +7,7 @@ from celery import Celery
 
 from celery_sqs_visibility import VisibilityTask
 
-checks = pytest.importorskip("celery_sqs_visibility.task.django_checks", exc_type=ImportError)
+checks = pytest.importorskip("celery_sqs_visibility.task.settings", exc_type=ImportError)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.factories import running, sqs_facts
 
 from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
-from celery_sqs_visibility.policy.retry_delays import CELERY_RETRY_DELAY_SECONDS
+from celery_sqs_visibility.policy.retries import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task import retries
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 

@@ -12,7 +12,7 @@ from celery.signals import after_task_publish
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import PublishError, VisibilityTask
-from celery_sqs_visibility.task.continuation import Continuation
+from celery_sqs_visibility.task.successors import Continuation
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 TROUBLE = ValueError("no")

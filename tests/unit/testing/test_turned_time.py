@@ -167,7 +167,7 @@ def test_the_machines_clock_and_the_apps_own_broker_are_back_afterwards(app, fai
 
 
 def test_a_task_that_comes_back_for_ever_is_told(app, monkeypatch):
-    monkeypatch.setattr(world, "MOST_RECEIVES", 50)
+    monkeypatch.setattr(world, "MAX_RECEIVES", 50)
 
     @app.task(max_retries=None, error_visibility_timeout=1)
     def endless():
@@ -232,7 +232,7 @@ def test_the_account_of_a_group_is_that_of_its_first_task(app):
 
 
 def test_many_messages_are_worked_off_and_one_that_publishes_itself_is_told(app, monkeypatch):
-    monkeypatch.setattr(world, "MOST_RECEIVES", 5)
+    monkeypatch.setattr(world, "MAX_RECEIVES", 5)
     task = app.task(quick)
 
     @app.task

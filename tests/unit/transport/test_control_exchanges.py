@@ -26,8 +26,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.events import subscribe
-from celery_sqs_visibility.measurements import ReplyDropped
+from celery_sqs_visibility.events import ReplyDropped, subscribe
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
 
 ON = {"remote_control": True}

@@ -14,7 +14,7 @@ from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
-from celery_sqs_visibility.policy.backoff import LONGEST_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.worker import drain as module
 from celery_sqs_visibility.worker.drain import (
     BEFORE_SIGKILL_SECONDS,
@@ -321,7 +321,7 @@ def test_the_consumers_are_told_until_when_they_have_time_for_runs_and_for_polls
     world.run()
     assert world.consumer.ends[0] == (
         world.began + TIMEOUT,
-        world.began + min(TIMEOUT, LONGEST_POLL + LONGEST_REPLY_GRACE_SECONDS),
+        world.began + min(TIMEOUT, LONGEST_POLL + MAX_REPLY_GRACE_SECONDS),
     )
 
 

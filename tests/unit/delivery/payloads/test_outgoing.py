@@ -16,7 +16,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.message_attributes import PAYLOAD_BYTES
+from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, new_key, pointer_in
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 

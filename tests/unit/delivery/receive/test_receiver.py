@@ -22,8 +22,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.events import subscribe
-from celery_sqs_visibility.measurements import ReceiveEnded
+from celery_sqs_visibility.events import ReceiveEnded, subscribe
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 LONG = 3600.0  # a sleep that only something else than its end can end

@@ -12,7 +12,7 @@ from celery_sqs_visibility.core.settlements import DeadLetter, Hide
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, TEXTS, DeadLetters, described
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError
-from celery_sqs_visibility.policy.message_attributes import message_bytes
+from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 

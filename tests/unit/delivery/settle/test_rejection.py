@@ -12,8 +12,12 @@ from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, 
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.events import Unreadable
-from celery_sqs_visibility.policy.attempts import RECEIVES_OF_NO_TASK, SECONDS_OF_AN_UNKNOWN_TASK
-from celery_sqs_visibility.policy.retry_delays import DelayFunction, DelayList
+from celery_sqs_visibility.policy.retries import (
+    UNKNOWN_TASK_SECONDS,
+    UNREADABLE_RECEIVES,
+    DelayFunction,
+    DelayList,
+)
 
 FIRST = 1_700_000_000.0
 KEPT = Hide(KEPT_SECONDS, Why.KEPT)
@@ -182,9 +186,9 @@ def test_a_broken_error_visibility_timeout_is_logged_and_harmless(caplog):
 
 def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(caplog):
     world = Rejecting("q.fifo")
-    for receive_count in range(1, RECEIVES_OF_NO_TASK):
+    for receive_count in range(1, UNREADABLE_RECEIVES):
         assert world.refuse(receive_count) == Lapse()
-    assert world.refuse(RECEIVES_OF_NO_TASK) == Delete()
+    assert world.refuse(UNREADABLE_RECEIVES) == Delete()
     # The event's own line is there too, if a consumer of this process has begun to write events.
     (record,) = (each for each in caplog.records if each.name.endswith(".rejection"))
     assert record.levelname == "ERROR"
@@ -196,11 +200,11 @@ def test_the_head_of_a_group_is_deleted_after_some_receives_and_that_is_logged(c
     ("rejecting", "receive_count", "becomes"),
     [
         (Rejecting("q"), 1000, Lapse()),
-        (Rejecting("q.fifo", when_exhausted="keep"), RECEIVES_OF_NO_TASK, KEPT),
+        (Rejecting("q.fifo", when_exhausted="keep"), UNREADABLE_RECEIVES, KEPT),
         (Rejecting("q.fifo", "hidden"), 1000, Lapse()),
-        (Rejecting("q.fifo", "plain"), RECEIVES_OF_NO_TASK, KEPT),
+        (Rejecting("q.fifo", "plain"), UNREADABLE_RECEIVES, KEPT),
         (Rejecting("q.fifo", "plain"), 1, Lapse()),
-        (Rejecting("q.fifo", 9), RECEIVES_OF_NO_TASK, RELEASE),
+        (Rejecting("q.fifo", 9), UNREADABLE_RECEIVES, RELEASE),
     ],
     ids=["standard queue", "kept", "unknown policy", "named dead letters", "early", "left to the policy"],
 )
@@ -210,7 +214,7 @@ def test_nothing_else_is_deleted_without_a_copy(rejecting, receive_count, become
 
 @pytest.mark.parametrize(
     ("seconds", "becomes"),
-    [(SECONDS_OF_AN_UNKNOWN_TASK - 1, Lapse()), (SECONDS_OF_AN_UNKNOWN_TASK, Delete())],
+    [(UNKNOWN_TASK_SECONDS - 1, Lapse()), (UNKNOWN_TASK_SECONDS, Delete())],
 )
 def test_another_worker_may_know_the_task_for_an_hour(seconds, becomes):
     assert Rejecting("q.fifo").refuse(50, seconds=seconds, others_may=True) == becomes
@@ -249,7 +253,7 @@ def test_a_message_that_comes_back_after_it_was_given_up_has_not_failed_anew(red
         ("q", "plain", 1, True, "it comes back, until the retention of its queue ends"),
         ("q", None, 9, True, "it comes back, until the retention of its queue ends"),
         ("q", None, 9, False, "it comes back, until the retention of its queue ends"),
-        ("q.fifo", None, RECEIVES_OF_NO_TASK, False, "it is deleted"),
+        ("q.fifo", None, UNREADABLE_RECEIVES, False, "it is deleted"),
     ],
 )
 def test_the_log_says_what_becomes_of_a_message_that_is_no_task(

@@ -30,7 +30,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.policy.backoff import LONGEST_PAUSE_SECONDS
+from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS
 from celery_sqs_visibility.policy.quotas import (
     BATCH_ENTRIES,
     HORIZON_MARGIN_SECONDS,
@@ -196,7 +196,7 @@ def test_a_retry_comes_after_a_pause_holds_up_no_other_and_shares_whatever_batch
     world.send_next(after=WINDOW)
     assert world.settled == [(good, RELEASE, None)]
     assert not world.send_next()
-    world.clock.advance(LONGEST_PAUSE_SECONDS)
+    world.clock.advance(MAX_PAUSE_SECONDS)
     world.submit([late], Delete())
     world.work_off()
     assert [sorted(batch) for batch in world.batches(DELETES)[1:]] == [sorted([bad.handle, late.handle])]
@@ -249,7 +249,7 @@ def test_a_settlement_that_keeps_failing_ends_at_the_deadline(world, queue):
     world.fail(CHANGES, NO_ANSWER, times=5000)
     world.submit([one], Hide(5))
     world.work_off()
-    assert one.deadline - LONGEST_PAUSE_SECONDS - 1 <= world.clock.monotonic() <= one.deadline + STEP
+    assert one.deadline - MAX_PAUSE_SECONDS - 1 <= world.clock.monotonic() <= one.deadline + STEP
     ((settled, settlement, error),) = world.settled
     assert (settled, settlement) == (one, Hide(5))
     assert error in (NO_ANSWER, TOO_LATE), "of the last try, which may have come too late"

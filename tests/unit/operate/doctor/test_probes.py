@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.operate.doctor.facts import Permission
 from celery_sqs_visibility.operate.doctor.gathering import permissions_on, permissions_on_key
-from celery_sqs_visibility.policy.queue_attributes import AMAZONS_KEY
+from celery_sqs_visibility.policy.queue_names import AMAZONS_KEY
 
 ACTIONS = {
     "sqs:ReceiveMessage": "ReceiveMessage",

@@ -13,7 +13,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, use_s
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryFacts, emit
 from celery_sqs_visibility.operate.metrics import names, opentelemetry
 from celery_sqs_visibility.operate.metrics.prometheus import Prometheus
@@ -25,9 +25,9 @@ FACTS = DeliveryFacts("q", "m", 1, 0.0, "tasks.add", "t")
 def filled(series, recorder):
     series.gauges[names.SLOTS] = lambda: [((), 4)]
     for outcome, ran in (("succeeded", 0.3), ("retried", 50_000.0)):
-        emit(measurements.DeliveryEnded(FACTS, outcome, ran + 1, ran))
-    emit(measurements.SettlementEnded(FACTS, 0.3))
-    emit(measurements.ReceiveEnded("q", 10, 1))
+        emit(events.DeliveryEnded(FACTS, outcome, ran + 1, ran))
+    emit(events.SettlementEnded(FACTS, 0.3))
+    emit(events.ReceiveEnded("q", 10, 1))
     emit(events.SQSRequest("DeleteMessageBatch", 0.02, "ThrottledError", "sqs-q"))
     return series
 
@@ -64,7 +64,7 @@ def points(reader):
 
 def test_opentelemetry_gets_them_under_its_conventions(filled):
     reader, provider, _ = exported(filled)
-    emit(measurements.DeliveryEnded(FACTS, "retried", 2.0, 0.3))  # of histograms, from now on
+    emit(events.DeliveryEnded(FACTS, "retried", 2.0, 0.3))  # of histograms, from now on
     emit(events.SQSRequest("DeleteMessageBatch", 0.02, "ThrottledError", "sqs-q"))
     found = points(reader)
     (received,) = found[messaging_metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES]
@@ -97,7 +97,7 @@ def test_the_other_histograms_are_counters_of_their_buckets(filled):
 def test_a_forked_child_has_nothing_to_tell_and_who_stopped_records_no_more(filled, monkeypatch):
     reader, provider, stop = exported(filled)
     stop()
-    emit(measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3))
+    emit(events.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3))
     assert messaging_metrics.MESSAGING_PROCESS_DURATION not in points(reader)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert not any(points(reader).values())
@@ -116,7 +116,7 @@ def test_values_wait_until_they_are_many_or_read_or_nobody_reads_any_more(series
     instrument = type(provider.get_meter("tests").create_histogram("any"))
     record = instrument.record
     monkeypatch.setattr(instrument, "record", lambda *given: (meant.append(given), record(*given)))
-    run = measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
+    run = events.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
     for _ in range(opentelemetry.BATCH - 1):
         emit(run)
     assert not meant
@@ -132,7 +132,7 @@ def test_values_wait_until_they_are_many_or_read_or_nobody_reads_any_more(series
 
 def test_in_a_span_a_value_is_recorded_at_once_and_its_exemplar_names_the_span(series, recorder):
     reader, provider, _ = exported(series)
-    run = measurements.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
+    run = events.DeliveryEnded(FACTS, "succeeded", 2.0, 0.3)
     emit(run)
     context = SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
     with use_span(NonRecordingSpan(context)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility import events, measurements
+from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryFacts, emit
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
@@ -29,22 +29,22 @@ def observed(series, metric):
 @pytest.mark.parametrize(
     ("event", "metric", "expected"),
     [
-        (measurements.ReceiveEnded("q", 10, 3), names.RECEIVED, {("q",): 3}),
+        (events.ReceiveEnded("q", 10, 3), names.RECEIVED, {("q",): 3}),
         (events.Started(FACTS), names.ATTEMPTS, {("tasks.add", "q"): 1}),
         (events.Extended(FACTS, 60), names.EXTENSIONS, {("q",): 1}),
         (events.Lost(FACTS, "late"), names.LOST, {("q",): 1}),
         (events.DeadLettered(FACTS, "bad"), names.DEAD_LETTERED, {("tasks.add", "q"): 1}),
-        (measurements.ReceiveEnded("q", 10, 10), names.RECEIVES, {("q", "full"): 1}),
-        (measurements.ReceiveEnded("q", 10, 3), names.RECEIVES, {("q", "partial"): 1}),
-        (measurements.ReceiveEnded("q", 1, 0), names.RECEIVES, {("q", "empty"): 1}),
+        (events.ReceiveEnded("q", 10, 10), names.RECEIVES, {("q", "full"): 1}),
+        (events.ReceiveEnded("q", 10, 3), names.RECEIVES, {("q", "partial"): 1}),
+        (events.ReceiveEnded("q", 1, 0), names.RECEIVES, {("q", "empty"): 1}),
         (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q"), names.COST, {("q",): 0.4e-6}),
         (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q.fifo"), names.COST, {("q.fifo",): 0.5e-6}),
         (events.SQSRequest("SendMessage", 0.1, "ok", "a-monitor"), names.COST, {("other",): 0.4e-6}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.COST, {}),
         (events.EventsDropped("a-monitor", 7), names.EVENTS_DROPPED, {(): 7}),
-        (measurements.ReplyDropped(), names.REPLIES_DROPPED, {(): 1}),
+        (events.ReplyDropped(), names.REPLIES_DROPPED, {(): 1}),
         (
-            measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
+            events.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
             names.TASKS,
             {("tasks.add", "q", "failed"): 1},
         ),
@@ -61,7 +61,7 @@ def test_a_queue_that_is_added_and_one_that_is_cancelled(series):
     recorder.start()
     queues["sqs-more"] = "more"
     emit(events.SQSRequest("ReceiveMessage", 0.1, "ok", "sqs-more"))
-    emit(measurements.ReceiveEnded("more", 10, 0))
+    emit(events.ReceiveEnded("more", 10, 0))
     assert counted(series, names.COST) == {("more",): pytest.approx(0.4e-6)}
     del queues["sqs-q"]
     assert [labels for labels, _ in series.read_gauge(names.LAST_RECEIVE)] == [("more",)]
@@ -71,15 +71,15 @@ def test_a_queue_that_is_added_and_one_that_is_cancelled(series):
 @pytest.mark.parametrize(
     ("event", "metric", "expected"),
     [
-        (measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0), names.HELD_TIME, {("q",): 1}),
+        (events.DeliveryEnded(FACTS, "failed", 2.0, 1.0), names.HELD_TIME, {("q",): 1}),
         (
-            measurements.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
+            events.DeliveryEnded(FACTS, "failed", 2.0, 1.0),
             names.RUNS,
             {("tasks.add", "q", "failed"): 1},
         ),
-        (measurements.DeliveryEnded(FACTS, "released", 2.0, None), names.RUNS, {}),
-        (measurements.SettlementEnded(FACTS, 0.1), names.SETTLE_TIME, {("q",): 1}),
-        (measurements.ExtensionEnded("q", 0.1), names.HEARTBEAT_LAG, {("q",): 1}),
+        (events.DeliveryEnded(FACTS, "released", 2.0, None), names.RUNS, {}),
+        (events.SettlementEnded(FACTS, 0.1), names.SETTLE_TIME, {("q",): 1}),
+        (events.ExtensionEnded("q", 0.1), names.HEARTBEAT_LAG, {("q",): 1}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.REQUESTS, {("PutObject", "other", "ok"): 1}),
         (events.Started(FACTS), names.QUEUE_TIME, {}),
         (events.Started(DeliveryFacts("q", "m", 2, 0.0, sent=1.0)), names.QUEUE_TIME, {}),
@@ -116,13 +116,13 @@ def test_the_last_answer_to_a_receive_is_known_and_at_first_the_workers_start(se
     start = clock.wall()
     clock.advance(5)
     assert series.read_gauge(names.LAST_RECEIVE) == [(("q",), start), (("q.fifo",), start)]
-    emit(measurements.ReceiveEnded("q", 1, 0))
+    emit(events.ReceiveEnded("q", 1, 0))
     assert series.read_gauge(names.LAST_RECEIVE)[0] == (("q",), start + 5)
 
 
 def test_who_has_stopped_costs_nothing_and_may_start_and_stop_twice(recorder):
     recorder.start()
-    assert measurements.DeliveryEnded.is_wanted()
+    assert events.DeliveryEnded.is_wanted()
     recorder.stop()
     recorder.stop()
-    assert not measurements.DeliveryEnded.is_wanted()
+    assert not events.DeliveryEnded.is_wanted()

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.measurements import DeliveryEnded
+from celery_sqs_visibility.events import DeliveryEnded
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series

@@ -1,0 +1,228 @@
+"""Limits of a message: its characters, its size, its ids, and the lists and objects in its JSON.
+
+Source: "Amazon SQS message metadata" (names, types and values count towards the message's size; none may be
+empty) and API_SendMessage (the characters of XML 1.0).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import Any, Final
+
+from celery_sqs_visibility.errors import (
+    InvalidIdError,
+    MessageTooLargeError,
+    RequestRefusedError,
+    SQSError,
+    TooLargeError,
+)
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
+
+#: The only data type we send.
+DATA_TYPE = "String"
+
+_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+#: The largest payload in S3. A worker has several in memory, each more than once while it is decoded.
+PAYLOAD_BYTES: Final = 64 * MESSAGE_BYTES
+
+#: SQS's sentence about a message larger than the queue's MaximumMessageSize: a sender may lack the permission
+#: to read that attribute.
+_LIMIT: Final = re.compile(r"must be shorter than (\d+) bytes")
+
+
+def legal(text: str) -> str:
+    r"""The text, its illegal characters written as in a Python literal: `\x00`, `\ud800`."""
+    return _ILLEGAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def beginning(text: str, most: int) -> str:
+    """The text, cut to `most` characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def last_lines(text: str, most: int, line_length: int) -> str:
+    """The last whole lines, `most` characters in all; a line is cut to `line_length`.
+
+    A traceback that ends with a very long message keeps some frames.
+    """
+    kept: list[str] = []
+    for line in reversed(text.splitlines()):
+        kept.append(beginning(line, line_length))
+        most -= len(kept[-1]) + 1
+        if most < 0:
+            kept.pop()
+            break
+    return "\n".join(reversed(kept))
+
+
+def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
+    """Bytes of a message as SQS counts them: the body, and of each attribute its name, type and value."""
+    # Nearly all bodies are ASCII: encoding them only to count would be slow.
+    total = len(body) if body.isascii() else len(body.encode("utf-8", "surrogatepass"))
+    for name, attribute in attributes.items():
+        texts = (name, attribute.get("DataType") or "", attribute.get("StringValue") or "")
+        total += sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+        total += len(attribute.get("BinaryValue") or b"")
+    return total
+
+
+def is_selected(name: str, patterns: Iterable[str]) -> bool:
+    """Whether MessageAttributeNames, `patterns`, select an attribute: "All", ".*", "prefix.*" or its name."""
+    return any(
+        pattern in {"All", ".*", name} or (pattern.endswith(".*") and name.startswith(pattern[:-2]))
+        for pattern in patterns
+    )
+
+
+def limit_in(error: SQSError) -> int | None:
+    """The queue's MaximumMessageSize, where SQS refused a message because of it."""
+    told = _LIMIT.search(str(error)) if isinstance(error, RequestRefusedError) else None
+    return int(told[1]) if told else None
+
+
+def too_large(
+    queue: str, size: int, limit: int = MESSAGE_BYTES, *, pointer: bool = False
+) -> MessageTooLargeError:
+    """The error for a message of `size` bytes; `pointer`: even with its payload in S3."""
+    remedy = (
+        "its attributes are too large"
+        if pointer
+        else "put the data into S3 and send its key, or set the option payload_store, which does that"
+    )
+    taker = "SQS" if limit == MESSAGE_BYTES else "the queue"
+    counted = "counts more, and " if size < limit else ""
+    sentence = (
+        f"the message for queue {queue!r} has {size:,} bytes with its attributes, and {taker} {counted}takes "
+        f"{limit:,}: {remedy}"
+    )
+    return MessageTooLargeError(sentence, code="MessageTooLong", action="SendMessage")
+
+
+def payload_too_large(queue: str, size: int) -> MessageTooLargeError:
+    """The error for a payload that no worker would fetch."""
+    return MessageTooLargeError(
+        f"the message for queue {queue!r} has {size:,} bytes, and a payload in S3 may have "
+        f"{PAYLOAD_BYTES:,}, since workers hold it in memory: put the data into S3 and send its key",
+        code="MessageTooLong",
+        action="PutObject",
+    )
+
+
+#: API_SendMessage: `MessageGroupId` and `MessageDeduplicationId` are of letters, digits and punctuation.
+_ID: Final = re.compile(r"[!-~]{1,128}")
+_NOT_OF_AN_ID: Final = re.compile(r"[^!-~]")
+
+#: The headers of a task that are a person's own text, and end in logs, results and dead letters.
+_NAMES: Final = ("id", "shadow", "group")
+
+#: As `worker/validation.py` refuses.
+UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def checked_id(name: str, value: Any, queue: str) -> str:
+    """The value as text, if SQS takes it as that property of a message.
+
+    Raises:
+        InvalidIdError: SQS refuses it, and with it all messages of its batch.
+    """
+    text = str(value)
+    if _ID.fullmatch(text):
+        return text
+    found = _NOT_OF_AN_ID.search(text)
+    where = f"{found[0]!r} at {found.start()}" if found else f"a length of {len(text)}"
+    hashed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    raise InvalidIdError(
+        f"expected the {name} of a message for queue {queue!r} to have 1 to 128 ASCII letters, digits and "
+        f"punctuation, got {text[:200]!r}, with {where}; its hash will do: {hashed} "
+        "(hashlib.sha256(text.encode()).hexdigest())"
+    )
+
+
+def check_names(headers: Mapping[str, Any]) -> None:
+    """Check what a person may have named in a task's headers.
+
+    Raises:
+        InvalidIdError: no worker would run the task.
+    """
+    for name in _NAMES:
+        value = headers.get(name)
+        if value is None or (isinstance(value, str) and value.isprintable()):
+            continue
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            raise InvalidIdError(
+                f"expected the {name} of task {headers['task']!r} to be text, got {value!r} of type {kind}: "
+                f"give {str(value)!r}"
+            )
+        if found := UNPRINTABLE.search(value):
+            raise InvalidIdError(
+                f"expected the {name} of task {headers['task']!r} to have no control characters, got "
+                f"{value[:200]!r}, with {found[0]!r} at {found.start()}"
+            )
+
+
+#: A list is as deep as an object.
+_AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
+_STEPS: Final = {ord("["): 1, ord("]"): -1}
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+
+#: The most lists and objects of a content. Each takes 60 bytes of memory or more: at the worst 100 MB in all.
+MAX_CONTAINERS: Final = 500_000
+
+#: The most levels: Python's limit of recursion lets a pool's process unpickle no deeper structure.
+MAX_NESTING: Final = 400
+
+#: JSON with no more brackets than this is within the bounds, and is not measured.
+FEW_BRACKETS: Final = 100
+
+_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
+#: A text without its characters: quotes and brackets, also without the closing quote.
+_MARKS_IN_TEXT: Final = re.compile(rb'"[^"]*"?')
+
+
+def check_json(
+    content: str | bytes, max_containers: int = MAX_CONTAINERS, max_nesting: int = MAX_NESTING
+) -> None:
+    """Measure JSON before it is decoded. Content that has too few brackets for any bound is only counted.
+
+    Raises:
+        TooLargeError: it holds more lists and objects, or is nested deeper, than may be.
+    """
+    if isinstance(content, str):
+        opened = content.count("[") + content.count("{")
+    else:
+        opened = content.count(b"[") + content.count(b"{")
+    if opened <= max_nesting and opened <= max_containers:  # most messages
+        return
+    lists = _lists(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+    check_count(lists.count(b"["), max_containers)
+    if _depth(lists) > max_nesting:
+        raise too_deep(max_nesting)
+
+
+def check_count(counted: int, most: int = MAX_CONTAINERS) -> None:
+    """Raise `TooLargeError` for more lists and objects than may be."""
+    if counted > most:
+        raise TooLargeError(f"it holds {counted:,} lists and objects, and {most:,} are read")
+
+
+def too_deep(most: int = MAX_NESTING) -> TooLargeError:
+    """The error for content that is nested deeper than may be."""
+    return TooLargeError(f"its lists and objects are nested more than {most:,} levels deep")
+
+
+def _lists(content: bytes) -> bytes:
+    """The brackets outside of texts, all written as those of lists."""
+    if b"\\" in content:
+        content = _ESCAPED.sub(b"", content)
+    marks = content.translate(_AS_LISTS, _NO_MARKS)
+    # Most texts hold no bracket. Two quotes side by side may belong to two texts: no bracket is between them.
+    return _MARKS_IN_TEXT.sub(b"", marks.replace(b'""', b""))
+
+
+def _depth(lists: bytes) -> int:
+    return max(accumulate(map(_STEPS.__getitem__, lists)), default=0)
