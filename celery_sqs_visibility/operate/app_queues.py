@@ -1,14 +1,28 @@
-"""Queues of an app, by its settings."""
+"""Queues of an app: by its settings, and as SQS shows them. Nothing is changed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 from celery import Celery
 
+from celery_sqs_visibility.aws.queues import DELAYED, HIDDEN, VISIBLE, Queue, count, counts
+from celery_sqs_visibility.errors import SQSError
+from celery_sqs_visibility.operate.queue_metrics import QueueMetrics
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.task_queues import queue_of_route
+
+T = TypeVar("T")
+
+R = TypeVar("R")
+
+#: Things that are asked about at the same time.
+MAX_THREADS: Final = 16
 
 
 def queue_names(app: Celery, options: Options) -> list[str]:
@@ -36,3 +50,120 @@ def _routes(setting: Any) -> Iterable[Any]:
             yield from router.values()
         elif isinstance(router, list | tuple):
             yield from (pair[1] for pair in router if isinstance(pair, list | tuple) and len(pair) == 2)  # noqa: PLR2004 - pattern and route
+
+
+def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
+    """The answers, in the order of the things. Any thread but an event loop's; it waits for all.
+
+    An exception of `ask` is raised when all have ended.
+    """
+    things = list(things)
+    if not things:
+        return []
+    with ThreadPoolExecutor(min(len(things), MAX_THREADS), "sqs-ask") as threads:
+        return list(threads.map(ask, things))
+
+
+@dataclass(frozen=True, slots=True)
+class FoundQueue:
+    """A queue as far as it could be found; `error` is why not, or why its attributes are not known."""
+
+    queue: Queue | None = None
+    attributes: Mapping[str, str] | None = None
+    error: SQSError | None = None
+
+
+def look_at(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> FoundQueue:
+    """Find a queue and ask for its attributes. Any thread; raises nothing that SQS says."""
+    queue = None
+    try:
+        queue = find()
+        return FoundQueue(queue, queue.sqs.queue_attributes(queue.url, attributes))
+    except SQSError as error:
+        return FoundQueue(queue, error=error)
+
+
+def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
+    """The queue that the redrive policy names, or the option `dead_letter_queue`; `None` if neither does.
+
+    The policy is asked for as seldom as workers do.
+
+    Raises:
+        SQSError: the dead-letter queue could not be found, or the policy is unknown and there is no option.
+    """
+    if broker.redrive.get(queue, SYSTEM_CLOCK.monotonic()) is not None:
+        return broker.redrive.dead_letter_queue(queue)
+    name = broker.options.for_queue(queue.name).dead_letter_queue
+    if name is None and (error := broker.redrive.why_unknown(queue)) is not None:
+        raise error
+    letters = broker.queues.find(name) if name else None  # not the book's, which would create it
+    return None if letters is None or letters.url == queue.url else letters
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """The messages of one queue, approximately, as SQS counts. `None` is unknown.
+
+    Attributes:
+        queue: Celery's name of it.
+        visible: messages that a receive may bring.
+        in_flight: messages that were received and are hidden, while they run or wait for a retry.
+        delayed: messages that were sent with a delay that is not over.
+        oldest_age_seconds: since the oldest message was sent; CloudWatch's, a minute or two old.
+        dead_letters: messages that wait in its dead-letter queue, which other queues may share.
+        error: why a figure is unknown.
+    """
+
+    queue: str
+    visible: int | None = None
+    in_flight: int | None = None
+    delayed: int | None = None
+    oldest_age_seconds: float | None = None
+    dead_letters: int | None = None
+    error: SQSError | None = None
+
+    def with_age(self, seconds: float | None) -> QueueDepth:
+        """It, with that age of the oldest message."""
+        return replace(self, oldest_age_seconds=seconds)
+
+
+def queue_depths(
+    context: BrokerContext, names: Iterable[str], metrics: QueueMetrics | None = None
+) -> list[QueueDepth]:
+    """Ask SQS about queues by Celery's names, several at a time; and CloudWatch, where `metrics` are given.
+
+    Any thread but an event loop's. Costs two requests a queue, and another once for the URLs; CloudWatch's
+    see `QueueMetrics`. Raises nothing: each depth has its error.
+    """
+    depths = for_each(names, lambda name: _depth(context, name))
+    return depths if metrics is None else with_ages(depths, metrics, found_queues(context, depths))
+
+
+def found_queues(context: BrokerContext, depths: Sequence[QueueDepth]) -> list[Queue]:
+    """The queues that SQS has counted."""
+    return [context.queues.find(depth.queue) for depth in depths if depth.visible is not None]
+
+
+def with_ages(
+    depths: Sequence[QueueDepth], metrics: QueueMetrics, queues: Sequence[Queue]
+) -> list[QueueDepth]:
+    """The depths with the ages of the queues' oldest messages."""
+    ages = metrics.oldest_ages(queues)
+    return [
+        replace(depth.with_age(ages.figures.get(depth.queue)), error=depth.error or ages.error)
+        for depth in depths
+    ]
+
+
+def _depth(context: BrokerContext, name: str) -> QueueDepth:
+    try:
+        queue = context.queues.find(name)
+        visible, in_flight, delayed = counts(queue, VISIBLE, HIDDEN, DELAYED)
+    except SQSError as error:
+        return QueueDepth(name, error=error)
+    depth = QueueDepth(name, visible, in_flight, delayed)
+    try:
+        letters = dead_letter_queue(context, queue)
+        return depth if letters is None else replace(depth, dead_letters=count(letters, VISIBLE))
+    except SQSError as error:
+        return replace(depth, error=error)

@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 CLIENT_SECONDS: Final = 5.0
 
 #: Connections of one listener at a time, each of which has a thread.
-MOST_CONNECTIONS: Final = 16
+MAX_CONNECTIONS: Final = 16
 
 #: Seconds for the thread of the oldest connection to end. In a worker that hangs it does not end, and nobody
 #: new is answered.
 END_SECONDS: Final = 0.5
 
 #: Bytes of a request, headers included.
-MOST_BYTES: Final = 16 * 1024
+MAX_REQUEST_BYTES: Final = 16 * 1024
 
 JSON: Final = "application/json"
 
@@ -75,7 +75,7 @@ class Response:
 Routes = Mapping[str, Callable[[], Response]]
 
 
-class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
+class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """A socket that listens. It is closed in forked children, which would keep it open beyond this process.
 
     Args:
@@ -99,7 +99,7 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.socket = listening
         self.routes = routes
         self.stopped = threading.Event()
-        self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: dict[socket.socket, None] = {}  # the oldest first; changed by single operations
 
     def claim(self) -> None:
@@ -158,12 +158,12 @@ class Listener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         log_safely(logger.debug, "a request over HTTP failed", exc_info=True)
 
 
-class PortListener(Listener):
+class PortListener(HTTPListener):
     """A TCP port, from the moment on in which `claim` takes it. One thread at a time.
 
     Args:
         host, port: where it is to listen.
-        routes: as of `Listener`.
+        routes: as of `HTTPListener`.
 
     Raises:
         OSError: there is no such host.
@@ -185,7 +185,7 @@ class PortListener(Listener):
         return is_allowed_host(host, self._hosts)
 
     def claim(self) -> None:
-        """See `Listener`: another process may have the port, or it may not be taken."""
+        """See `HTTPListener`: another process may have the port, or it may not be taken."""
         self.socket.close()
         self.socket = socket.socket(self.address_family)  # unbound yet: a forked child closes what is here
         if self.address_family == socket.AF_INET6:
@@ -197,7 +197,7 @@ class PortListener(Listener):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_SECONDS
-    server: Listener
+    server: HTTPListener
 
     def setup(self) -> None:
         """Read the head of the request, in the time that it has as a whole."""
@@ -242,7 +242,7 @@ def _head_of(connection: socket.socket) -> bytes:
     """
     until = SYSTEM_CLOCK.monotonic() + CLIENT_SECONDS
     head = b""
-    while len(head) < MOST_BYTES and b"\r\n\r\n" not in head and b"\n\n" not in head:
+    while len(head) < MAX_REQUEST_BYTES and b"\r\n\r\n" not in head and b"\n\n" not in head:
         if (left := until - SYSTEM_CLOCK.monotonic()) <= 0:
             raise TimeoutError("the request did not come in time")
         connection.settimeout(left)
@@ -259,7 +259,7 @@ class HTTPServer:
         listeners: those that cannot listen yet begin when they can.
     """
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
+    def __init__(self, listeners: Sequence[HTTPListener]) -> None:
         self._listeners = listeners
         self._stopped, self._stop = socket.socketpair()
         self._thread: threading.Thread | None = None
@@ -300,7 +300,7 @@ class HTTPServer:
         self._stop.close()
 
 
-def _claims(listener: Listener) -> bool:
+def _claims(listener: HTTPListener) -> bool:
     """Whether it listens now."""
     try:
         listener.claim()

@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from types import FrameType
@@ -33,6 +33,7 @@ from celery_sqs_visibility.operate.figures import parse_duration
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.control_exchanges import REMEDY
 from celery_sqs_visibility.transport.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 #: The least width of a table's column.
-LEAST_WIDTH: Final = 6
+MIN_COLUMN_CHARACTERS: Final = 6
 
 #: Attempts at one request.
 ATTEMPTS: Final = 5
@@ -58,6 +59,22 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 #: The decorator of a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+#: Celery's own default (celery/bin/control.py).
+ANSWER_SECONDS: Final = 1.0
+
+CONTROL_IS_OFF: Final = f"remote control is off here: {REMEDY}"
+
+#: The decorator of a command that takes `timeout`.
+timeout_option: Callable[[F], F] = click.option(
+    "-t",
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=ANSWER_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for the workers' answers.",
+)
 
 
 def duration(text: str) -> float:
@@ -136,6 +153,26 @@ def errors_as_sentences() -> Iterator[None]:
         raise CommandError(str(error)) from error
 
 
+def is_controlled(app: Celery) -> bool:
+    """Whether workers with this app's settings can be asked; as Celery's workers find it out. No request."""
+    with app.connection_for_read() as connection:
+        enabled = bool(app.conf.worker_enable_remote_control)
+        return enabled and bool(connection.supports_exchange_type("fanout"))
+
+
+def ask(
+    app: Celery, command: str, timeout: float, nodes: Sequence[str] = (), **arguments: Any
+) -> dict[str, Any]:
+    """The answers of all workers, or of those nodes, by node, in order; of those that answer in time."""
+    replies: list[dict[str, Any]] = (
+        app.control.broadcast(
+            command, arguments=arguments, destination=list(nodes) or None, reply=True, timeout=timeout
+        )
+        or []
+    )
+    return dict(sorted((node, answer) for reply in replies for node, answer in reply.items()))
+
+
 def own_command() -> str:
     """`celery sqs` with the app as this command names it: the beginning of a command to be pasted."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -193,7 +230,7 @@ def show_table(columns: list[str], rows: list[list[Any]]) -> None:
 def _fitted(widths: list[int], room: int) -> list[int]:
     """The widths of columns, the widest of them narrowed until the table has room."""
     fitted = list(widths)
-    while sum(fitted) + 2 * (len(fitted) - 1) > room and max(fitted) > LEAST_WIDTH:
+    while sum(fitted) + 2 * (len(fitted) - 1) > room and max(fitted) > MIN_COLUMN_CHARACTERS:
         fitted[fitted.index(max(fitted))] -= 1
     return fitted
 

@@ -11,16 +11,19 @@ from celery import Celery
 
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
+    CONTROL_IS_OFF,
     CommandError,
     UnavailableCommandError,
     app_of,
+    ask,
     broker_of,
     duration,
+    is_controlled,
     json_option,
     say,
     show_json,
+    timeout_option,
 )
-from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 

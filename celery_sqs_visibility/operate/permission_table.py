@@ -41,7 +41,7 @@ HANDLE: Final = (
 )
 
 
-class Permission(NamedTuple):
+class Statement(NamedTuple):
     """Permissions that go together, as one statement.
 
     Attributes:
@@ -61,17 +61,17 @@ class Permission(NamedTuple):
 
 #: Permissions of operators alone; docs/permissions.md lists them by command.
 OF_COMMANDS: Final = (
-    Permission("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
-    Permission("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
-    Permission("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
-    Permission(
+    Statement("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
+    Statement("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
+    Statement("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
+    Statement(
         "MoveDeadLetters",
         ("sqs:StartMessageMoveTask", "sqs:ListMessageMoveTasks"),
         "the dead-letter queue",
         "dead_letters",
         OPERATOR,
     ),
-    Permission(
+    Statement(
         "CreatePlannedQueues",
         (
             "sqs:GetQueueUrl",
@@ -84,101 +84,99 @@ OF_COMMANDS: Final = (
         "planned",
         OPERATOR,
     ),
-    Permission("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
-    Permission("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
+    Statement("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
+    Statement("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
 )
 
 PERMISSIONS: Final = (
-    Permission(
+    Statement(
         "Consume",
         (RECEIVE, DELETE, CHANGE_VISIBILITY, GET_ATTRIBUTES),
         "the queue",
         "queues",
         WORKER,
     ),
-    Permission("Publish", (SEND,), "the queue", "queues", PRODUCER),
-    Permission("SendOn", (SEND,), "the worker's own queue", "queues", WORKER),
-    Permission("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH | OPERATOR),
-    Permission(
+    Statement("Publish", (SEND,), "the queue", "queues", PRODUCER),
+    Statement("SendOn", (SEND,), "the worker's own queue", "queues", WORKER),
+    Statement("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH | OPERATOR),
+    Statement(
         "FindQueuesOfOthers",
         ("sqs:GetQueueUrl",),
         "a queue of `QueueOwnerAWSAccountId`, granted by that queue's policy",
         "queues_of_others",
         BOTH | OPERATOR,
     ),
-    Permission("DeadLetters", (SEND,), "the dead-letter queue", "dead_letters", WORKER),
-    Permission(
+    Statement("DeadLetters", (SEND,), "the dead-letter queue", "dead_letters", WORKER),
+    Statement(
         "PlainDeadLetters",
         (SEND, "sqs:GetQueueUrl"),
         "the queue of the option `dead_letter_queue`",
         "plain_dead_letters",
         WORKER,
     ),
-    Permission("CountDeadLetters", (GET_ATTRIBUTES,), "the dead-letter queue", "sampled", WORKER),
-    Permission("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
-    Permission("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
-    Permission(
+    Statement("CountDeadLetters", (GET_ATTRIBUTES,), "the dead-letter queue", "sampled", WORKER),
+    Statement("CreateQueues", ("sqs:CreateQueue",), "the queue", "created", BOTH),
+    Statement("TagQueues", ("sqs:TagQueue",), "the queue", "tagged", BOTH),
+    Statement(
         "CreateDeadLetterQueues",
         ("sqs:GetQueueUrl", GET_ATTRIBUTES, "sqs:CreateQueue"),
         "the dead-letter queue",
         "created_letters",
         BOTH,
     ),
-    Permission("Decrypt", (DECRYPT,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
-    Permission("Encrypt", (GENERATE_DATA_KEY,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
-    Permission(
+    Statement("Decrypt", (DECRYPT,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
+    Statement("Encrypt", (GENERATE_DATA_KEY,), "the KMS key of an encrypted queue", "keys", BOTH | OPERATOR),
+    Statement(
         "AssumeRole",
         ("sts:AssumeRole",),
         "the role of `sts_role_arn`, of the connection or of a predefined queue",
         "roles",
         BOTH | OPERATOR,
     ),
-    Permission(
+    Statement(
         "ExclusiveKeys", ("dynamodb:UpdateItem",), "the table of `coordination_store`", "key_tables", WORKER
     ),
-    Permission(
-        "PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_store`", "payloads", BOTH
-    ),
-    Permission(
+    Statement("PutPayloads", ("s3:PutObject",), "the bucket of the option `payload_store`", "payloads", BOTH),
+    Statement(
         "TakePayloads",
         ("s3:GetObject", "s3:DeleteObject"),
         "the bucket of the option `payload_store`",
         "payloads",
         WORKER,
     ),
-    Permission(
+    Statement(
         "FindPayloads", ("s3:ListBucket",), "the bucket of the option `payload_store`", "buckets", WORKER
     ),
-    Permission("Topics", ("sns:CreateTopic", "sns:TagResource"), "the topic", "topics", BOTH),
-    Permission("PublishToTopics", ("sns:Publish",), "the topic", "topics", BOTH),
-    Permission("PublishToPredefined", ("sns:Publish",), "the topic", "predefined_topics", BOTH),
-    Permission("Subscribe", ("sns:Subscribe",), "the topic", "topics", WORKER),
-    Permission("SubscribeToPredefined", ("sns:Subscribe",), "the topic", "predefined_topics", WORKER),
-    Permission(
+    Statement("Topics", ("sns:CreateTopic", "sns:TagResource"), "the topic", "topics", BOTH),
+    Statement("PublishToTopics", ("sns:Publish",), "the topic", "topics", BOTH),
+    Statement("PublishToPredefined", ("sns:Publish",), "the topic", "predefined_topics", BOTH),
+    Statement("Subscribe", ("sns:Subscribe",), "the topic", "topics", WORKER),
+    Statement("SubscribeToPredefined", ("sns:Subscribe",), "the topic", "predefined_topics", WORKER),
+    Statement(
         "OpenQueues",
         (GET_ATTRIBUTES, "sqs:SetQueueAttributes"),
         "the worker's `Broadcast` queue",
         "broadcasts",
         WORKER,
     ),
-    Permission(
+    Statement(
         "OwnQueues",
         ("sqs:CreateQueue", "sqs:DeleteQueue"),
         "`bcast-*`, subscriptions",
         "broadcasts",
         WORKER,
     ),
-    Permission("EndSubscriptions", ("sns:Unsubscribe",), "`bcast-*`, subscriptions", "subscriptions", WORKER),
-    Permission("Sweep", ("sns:ListSubscriptionsByTopic",), "the topic, `bcast-*`", "topics", WORKER),
-    Permission("SweepQueues", ("sqs:GetQueueUrl",), "the topic, `bcast-*`", "broadcasts", WORKER),
-    Permission(
+    Statement("EndSubscriptions", ("sns:Unsubscribe",), "`bcast-*`, subscriptions", "subscriptions", WORKER),
+    Statement("Sweep", ("sns:ListSubscriptionsByTopic",), "the topic, `bcast-*`", "topics", WORKER),
+    Statement("SweepQueues", ("sqs:GetQueueUrl",), "the topic, `bcast-*`", "broadcasts", WORKER),
+    Statement(
         "ConsumeBroadcasts",
         (RECEIVE, DELETE, CHANGE_VISIBILITY, SEND),
         "the worker's `Broadcast` queue",
         "broadcasts",
         WORKER,
     ),
-    Permission(
+    Statement(
         "ControlQueues",
         (
             "sqs:CreateQueue",
@@ -191,14 +189,14 @@ PERMISSIONS: Final = (
         "control_queues",
         WORKER | OPERATOR,
     ),
-    Permission(
+    Statement(
         "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
     ),
-    Permission("SeeMonitors", ("sqs:GetQueueAttributes",), "`celery-control-*`", "control_queues", WORKER),
-    Permission("ListControl", (LIST_QUEUES,), "`*`", "lists", WORKER | OPERATOR),
-    Permission("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
-    Permission("ListMonitors", (LIST_QUEUES,), "`*`", "monitor_lists", PRODUCER),
-    Permission(
+    Statement("SeeMonitors", ("sqs:GetQueueAttributes",), "`celery-control-*`", "control_queues", WORKER),
+    Statement("ListControl", (LIST_QUEUES,), "`*`", "lists", WORKER | OPERATOR),
+    Statement("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
+    Statement("ListMonitors", (LIST_QUEUES,), "`*`", "monitor_lists", PRODUCER),
+    Statement(
         "SampleAges",
         ("cloudwatch:GetMetricData",),
         "`*`: CloudWatch knows no resources",
@@ -206,18 +204,18 @@ PERMISSIONS: Final = (
         WORKER,
     ),
     *OF_COMMANDS,
-    Permission(
+    Statement(
         "OfAFunction",
         (CHANGE_VISIBILITY,),
         "the queue of a [Lambda function](lambda.md#permissions)",
         "",
         BY_HAND,
     ),
-    Permission("Purge", ("sqs:PurgeQueue", GET_ATTRIBUTES), "the queue", "", BY_HAND),
-    Permission("Delete", ("sqs:DeleteQueue",), "the queue", "", BY_HAND),
+    Statement("Purge", ("sqs:PurgeQueue", GET_ATTRIBUTES), "the queue", "", BY_HAND),
+    Statement("Delete", ("sqs:DeleteQueue",), "the queue", "", BY_HAND),
 )
 
-#: ARNs by `Permission.kind`.
+#: ARNs by `Statement.kind`.
 Resources = Mapping[str, Iterable[str]]
 
 #: The end of the ARN for a key that is named by an alias: IAM knows no aliases as resources.
@@ -244,7 +242,7 @@ def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = (
     return {"Version": "2012-10-17", "Statement": statements}
 
 
-def _statement(sid: str, permission: Permission, arns: list[str]) -> dict[str, Any]:
+def _statement(sid: str, permission: Statement, arns: list[str]) -> dict[str, Any]:
     return {
         "Sid": sid,
         "Effect": "Allow",

@@ -11,8 +11,7 @@ from celery import Celery
 
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.operate.app_queues import queue_names
-from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
+from celery_sqs_visibility.operate.app_queues import dead_letter_queue, look_at, queue_names
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
 from celery_sqs_visibility.policy.control_names import exchange_prefix
@@ -37,7 +36,7 @@ ATTRIBUTES: Final = (REDRIVE_POLICY, KEY)
 
 
 class AppResources:
-    """ARNs of an app, by `permission_table.Permission.kind`.
+    """ARNs of an app, by `permission_table.Statement.kind`.
 
     Attributes:
         arns: by kind.

@@ -17,8 +17,7 @@ from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
-from celery_sqs_visibility.operate.app_queues import queue_names
-from celery_sqs_visibility.operate.found_queues import for_each
+from celery_sqs_visibility.operate.app_queues import for_each, queue_names
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     NotPermittedError,
@@ -36,7 +35,7 @@ from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
 
 
 @dataclass
-class Finding:
+class QueueResult:
     """State of a planned queue.
 
     Attributes:
@@ -71,7 +70,7 @@ class Creation:
         self._arns: dict[str, str] = {}
         self.created: list[QueuePlan] = []
 
-    def run(self, plans: Sequence[QueuePlan]) -> list[Finding]:
+    def run(self, plans: Sequence[QueuePlan]) -> list[QueueResult]:
         """See to the queues, each after its dead-letter queue.
 
         Raises:
@@ -89,7 +88,7 @@ class Creation:
             return None
         return {**when_known(partial(self._sqs.queue_attributes, url, ["All"])), "url": url}
 
-    def _see_to(self, plan: QueuePlan, present: Mapping[str, str] | None) -> Finding:
+    def _see_to(self, plan: QueuePlan, present: Mapping[str, str] | None) -> QueueResult:
         if present is None:
             return self._create(plan)
         self._arns[plan.sqs_name] = present[ARN]
@@ -97,20 +96,20 @@ class Creation:
         differing = {n: value for n, value in wanted.items() if not same(n, present.get(n), value)}
         now = {name: present.get(name) for name in differing}
         if not differing:
-            return Finding(plan.sqs_name, "as planned")
+            return QueueResult(plan.sqs_name, "as planned")
         if not self._update or self._dry_run:
-            return Finding(plan.sqs_name, "different", differing, now)
+            return QueueResult(plan.sqs_name, "different", differing, now)
         self._sqs.set_queue_attributes(present["url"], {n: v for n, v in differing.items() if n != FIFO})
-        return Finding(plan.sqs_name, "updated", differing, now)
+        return QueueResult(plan.sqs_name, "updated", differing, now)
 
-    def _create(self, plan: QueuePlan) -> Finding:
+    def _create(self, plan: QueuePlan) -> QueueResult:
         attributes = {**plan.attributes, **self._redrive(plan, {})}
         if self._dry_run:
-            return Finding(plan.sqs_name, "missing", attributes)
+            return QueueResult(plan.sqs_name, "missing", attributes)
         url = when_known(partial(self._sqs.create_queue, plan.sqs_name, attributes, plan.tags))
         self.created.append(plan)
         self._arns[plan.sqs_name] = when_known(Queue(plan.name, url, self._sqs).arn)
-        return Finding(plan.sqs_name, "created", attributes)
+        return QueueResult(plan.sqs_name, "created", attributes)
 
     def _redrive(self, plan: QueuePlan, present: Mapping[str, str]) -> dict[str, str]:
         """The redrive policy; that of a queue keeps its dead-letter queue, and a larger count."""
@@ -329,7 +328,9 @@ def _operands(names: Sequence[str]) -> list[str]:
     return ["--", *names] if any(name.startswith("-") for name in names) else [*names]
 
 
-def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool) -> list[Finding]:
+def _see_to(
+    plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool
+) -> list[QueueResult]:
     options = context.options
     if options.predefined_queues or options.queue_owner:
         option = "predefined_queues" if options.predefined_queues else "queue_owner"
@@ -347,7 +348,7 @@ def _see_to(plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, up
 _CHANGES: Final = {"different": "{} is {}, planned {}", "updated": "{} was {}, is {}"}
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: QueueResult) -> str:
     if finding.state == "as planned":
         return f"{finding.queue}: exists, as planned"
     facts = [f"{name}={value}" for name, value in finding.attributes.items()]

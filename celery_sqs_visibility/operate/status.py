@@ -13,18 +13,20 @@ from celery import Celery
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError, SQSVisibilityError, UnavailableError
-from celery_sqs_visibility.operate.app_queues import queue_names
+from celery_sqs_visibility.operate.app_queues import QueueDepth, found_queues, queue_depths, queue_names
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
-from celery_sqs_visibility.operate.found_queues import QueueDepth, found_queues, queue_depths
 from celery_sqs_visibility.operate.invocation import (
+    CONTROL_IS_OFF,
     app_of,
+    ask,
     broker_of,
+    is_controlled,
     json_option,
     say,
     show_json,
     show_table,
+    timeout_option,
 )
-from celery_sqs_visibility.operate.nodes import CONTROL_IS_OFF, ask, is_controlled, timeout_option
 from celery_sqs_visibility.operate.queue_metrics import Measured, QueueMetrics, metrics_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES, MANY_IN_FLIGHT_MESSAGES
@@ -206,7 +208,7 @@ def status(ctx: click.Context, seconds: float | None, timeout: float, *, as_json
     with broker_of(app) as context:
         report = QueueReport(context, queue_names(app, context.options), metrics_of(context))
 
-        workers = Workers(app, timeout)
+        workers = WorkerAnswers(app, timeout)
 
         def take() -> Status:
             return workers.add_to(report.take())
@@ -232,7 +234,7 @@ def _watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: 
         return
 
 
-class Workers:
+class WorkerAnswers:
     """Asks the app's workers; while they cannot be asked, they are as they were. The command's thread.
 
     Args:

@@ -13,7 +13,7 @@ from celery.utils.log import get_logger
 from celery_sqs_visibility.contacts.worker import connecting
 from celery_sqs_visibility.operate.health.probe import ProbedSocket
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
-from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, PortListener, Response, Routes
+from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, PortListener, Response, Routes
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.worker.bootsteps import SQSStep
 
@@ -77,7 +77,7 @@ def metrics_of(parent: Any) -> WorkerMetrics | None:
     return open_metrics(parent.app, context)
 
 
-class ProbedListener(Listener):
+class ProbedListener(HTTPListener):
     """A node's Unix socket for probes of this host, from the moment on in which `claim` makes it."""
 
     listens = False
@@ -89,7 +89,7 @@ class ProbedListener(Listener):
         self._probed: ProbedSocket | None = None
 
     def claim(self) -> None:
-        """See `Listener`: the temporary directory may not take it."""
+        """See `HTTPListener`: the temporary directory may not take it."""
         probed = ProbedSocket(self._node)
         self.socket.close()  # unbound yet: a forked child closes what is here
         self.socket, self._probed, self.listens = probed.socket, probed, True

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.operate.commands import sqs as group
-from celery_sqs_visibility.operate.nodes import ask
+from celery_sqs_visibility.operate.invocation import ask
 
 FIRST = f"worker1@{socket.gethostname()}"
 TO_FIRST = ("-d", FIRST, "-t", str(SOON))  # who waits for one answer waits no longer than for that

@@ -25,7 +25,7 @@ from celery_sqs_visibility.transport.decompression import inflate
 MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by SQS"
 
 #: Content types that may be decoded here. Not pickle: who looks at a message does not run it.
-LEGIBLE_CONTENT: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
+READABLE_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
 
 #: A number of attempts. Whoever may send to the dead-letter queue may write anything: int() refuses "²".
 NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
@@ -137,7 +137,7 @@ def arguments(payload: Mapping[str, Any]) -> Any:
     if method := (payload.get("headers") or {}).get("compression"):
         body = inflate(body, method)
     kind, encoding = (str(payload.get(name) or "") for name in ("content-type", "content-encoding"))
-    accept = set(LEGIBLE_CONTENT)
+    accept = set(READABLE_CONTENT_TYPES)
     check_content(body, kind, encoding, accept)
     return loads(body, kind, encoding, accept=accept)
 

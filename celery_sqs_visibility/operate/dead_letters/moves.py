@@ -44,7 +44,7 @@ TWICE: Final = "it was sent back and is still a dead letter, since it could not 
 NOT_AGREED: Final = "it names queue {!r}, to which nothing was agreed to be sent; --yes agrees"
 
 #: The fastest pace that SQS can be told (API_StartMessageMoveTask).
-MOST_PER_SECOND: Final = 500
+MAX_MOVES_PER_SECOND: Final = 500
 
 #: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
 NOT_KNOWN: Final = frozenset(
@@ -55,7 +55,7 @@ NOT_KNOWN: Final = frozenset(
 LOOK_SECONDS: Final = 2.0
 
 #: Looks at a list that does not have the task yet.
-MOST_LOOKS_WITHOUT: Final = 15
+MAX_LOOKS_WITHOUT_TASK: Final = 15
 
 
 @dataclass
@@ -249,7 +249,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
         )
     if per_second is not None and per_second < 1:
         raise CommandError(f"SQS moves one message a second at the least, and --rate is {per_second:g}")
-    pace = None if per_second is None else min(int(per_second), MOST_PER_SECOND)
+    pace = None if per_second is None else min(int(per_second), MAX_MOVES_PER_SECOND)
     source = place.letters.arn()
     before = _start(place, source, pace)
     try:
@@ -282,7 +282,7 @@ def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
 def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
     """The move task once it has ended, and not the one before it."""
     former, without = before and before.started, 0
-    while without < MOST_LOOKS_WITHOUT:
+    while without < MAX_LOOKS_WITHOUT_TASK:
         try:
             task = queue.sqs.latest_move_task(source_arn)
         except UnavailableError:

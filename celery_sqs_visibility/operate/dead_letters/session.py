@@ -23,8 +23,8 @@ from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, count
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
 from celery_sqs_visibility.errors import OverLimitError, SQSError
+from celery_sqs_visibility.operate.app_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, Selection, read_letter
-from celery_sqs_visibility.operate.found_queues import dead_letter_queue, look_at
 from celery_sqs_visibility.operate.invocation import CommandError, counted, patiently, say, stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY
@@ -43,7 +43,7 @@ HOLD_SECONDS: Final = 120
 WAIT_SECONDS: Final = 1
 
 #: After this many receives in a row that bring only known or only later messages there is nothing left.
-MOST_REPEATS: Final = 3
+MAX_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
 
@@ -171,7 +171,7 @@ class HeldMessages:
             SQSError: SQS does not answer, or refuses.
         """
         repeats = 0
-        while repeats < MOST_REPEATS and not self._stop.is_set():
+        while repeats < MAX_REPEATS and not self._stop.is_set():
             self.extend()
             try:
                 received = self._receive()
@@ -335,7 +335,7 @@ class Session:
                 advance(len(messages))
                 left -= len(meant)
                 without = 0 if letters else without + 1
-                if left <= 0 or without == MOST_REPEATS or self._has_all(meant):
+                if left <= 0 or without == MAX_REPEATS or self._has_all(meant):
                     return
 
     def _meant(self, letters: Sequence[Letter]) -> list[Letter]:

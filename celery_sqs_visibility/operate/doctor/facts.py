@@ -15,10 +15,10 @@ from celery_sqs_visibility.policy.queue_names import ARN, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
 #: Names in one finding; the report as JSON has all.
-MOST_NAMES: Final = 20
+MAX_NAMES: Final = 20
 
 
-class Permission(Enum):
+class ProbeResult(Enum):
     """Answer of a probe about a permission."""
 
     ALLOWED = "allowed"
@@ -81,7 +81,7 @@ class QueueFacts:
     exists: bool | None = True
     may_be_created: bool = True
     letters: QueueFacts | None = None
-    permissions: Mapping[str, Permission] = field(default_factory=dict)
+    permissions: Mapping[str, ProbeResult] = field(default_factory=dict)
 
     @property
     def fifo(self) -> bool:
@@ -149,7 +149,7 @@ class Facts:
     store_problem: str = ""
     store_remedy: str = ""
     command: str = "celery sqs"
-    control_permissions: Mapping[str, Permission] = field(default_factory=dict)
+    control_permissions: Mapping[str, ProbeResult] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
         """Options that several queues share: their entry in the option `queues`, or "", and the queues."""
@@ -196,11 +196,11 @@ def transport_option(name: str, value: object, queue: str = "") -> str:
 
 
 def listed(names: list[str], kind: str) -> str:
-    """Some things by name, up to `MOST_NAMES` of them."""
+    """Some things by name, up to `MAX_NAMES` of them."""
     if len(names) == 1:
         return f"{kind} {names[0]!r}"
-    others = len(names) - MOST_NAMES
-    return f"{kind}s {', '.join(map(repr, names[:MOST_NAMES]))}" + (
+    others = len(names) - MAX_NAMES
+    return f"{kind}s {', '.join(map(repr, names[:MAX_NAMES]))}" + (
         f" and {others} more" if others > 0 else ""
     )
 

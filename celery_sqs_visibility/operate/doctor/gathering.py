@@ -30,10 +30,16 @@ from celery_sqs_visibility.errors import (
     SQSError,
     StoreError,
 )
-from celery_sqs_visibility.operate.app_queues import named_queues, queue_names
+from celery_sqs_visibility.operate.app_queues import (
+    FoundQueue,
+    dead_letter_queue,
+    for_each,
+    look_at,
+    named_queues,
+    queue_names,
+)
 from celery_sqs_visibility.operate.aws_commands import create_table
-from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, Permission, QueueFacts, TaskFacts
-from celery_sqs_visibility.operate.found_queues import FoundQueue, dead_letter_queue, for_each, look_at
+from celery_sqs_visibility.operate.doctor.facts import Facts, Machine, ProbeResult, QueueFacts, TaskFacts
 from celery_sqs_visibility.operate.invocation import own_command
 from celery_sqs_visibility.operate.permission_table import (
     CHANGE_VISIBILITY,
@@ -57,7 +63,7 @@ from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.drain import grace_period
 
 #: The most failures of a task whose delays are looked at.
-MOST_DELAYS: Final = 1000
+MAX_DELAYS: Final = 1000
 
 #: Set by Kubernetes in every container.
 KUBERNETES_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
@@ -199,7 +205,7 @@ def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
-    return tuple(rest if wait is None else wait for wait in islice(waits, MOST_DELAYS))
+    return tuple(rest if wait is None else wait for wait in islice(waits, MAX_DELAYS))
 
 
 def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
@@ -218,7 +224,7 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
     return replace(known, permissions=permissions, letters=_letters(broker, queue, known))
 
 
-def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, Permission]:
+def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, ProbeResult]:
     """Permissions on the key of `source`, or of its dead-letter queue, with the credentials for `source`."""
     settings = settings_of_queue(source.name, broker.client_settings, broker.options)
     return permissions_on_key(known.attributes or {}, settings, source.sqs.location().region)
@@ -268,7 +274,7 @@ def _machine(broker: BrokerContext) -> Machine:
     )
 
 
-def permissions_on(queue: Queue) -> dict[str, Permission]:
+def permissions_on(queue: Queue) -> dict[str, ProbeResult]:
     """The permissions of workers and producers on the queue."""
     sqs, url = queue.sqs, queue.url
     # A server that does not refuse hands messages out; they are visible again at once.
@@ -281,43 +287,43 @@ def permissions_on(queue: Queue) -> dict[str, Permission]:
     }
 
 
-def permissions_on_dead_letters(queue: Queue) -> dict[str, Permission]:
+def permissions_on_dead_letters(queue: Queue) -> dict[str, ProbeResult]:
     """The permission that a worker needs there."""
     return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
-def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, Permission]:
+def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, ProbeResult]:
     """The permission to find the queues of remote control by `prefix`. The others need a queue to be made."""
     return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
 
 
 def permissions_on_key(
     attributes: Mapping[str, str], settings: ClientSettings, region: str
-) -> dict[str, Permission]:
+) -> dict[str, ProbeResult]:
     """The permissions on the KMS key of an encrypted queue, if that is not SQS's own."""
     if not (key := key_in(attributes)):
         return {}
     allowed = may_generate_data_key(settings, key, region)
     # A refusal here may be a key policy's that allows it by way of SQS alone.
     return {
-        GENERATE_DATA_KEY: Permission.ALLOWED if allowed else Permission.NOT_KNOWN,
-        DECRYPT: Permission.NOT_KNOWN,
+        GENERATE_DATA_KEY: ProbeResult.ALLOWED if allowed else ProbeResult.NOT_KNOWN,
+        DECRYPT: ProbeResult.NOT_KNOWN,
     }
 
 
-def _shown_by(probe: Callable[[], BatchResult | bool]) -> Permission:
+def _shown_by(probe: Callable[[], BatchResult | bool]) -> ProbeResult:
     try:
         answer = probe()
     except AccessDeniedError:
-        return Permission.DENIED
+        return ProbeResult.DENIED
     except SQSError:
-        return Permission.NOT_KNOWN
+        return ProbeResult.NOT_KNOWN
     if not isinstance(answer, BatchResult):
-        return Permission.ALLOWED
+        return ProbeResult.ALLOWED
     errors = list(answer.failed.values())
     if any(isinstance(error, AccessDeniedError) for error in errors):
-        return Permission.DENIED
-    return Permission.ALLOWED if _looked_at(errors) else Permission.NOT_KNOWN
+        return ProbeResult.DENIED
+    return ProbeResult.ALLOWED if _looked_at(errors) else ProbeResult.NOT_KNOWN
 
 
 def _looked_at(errors: list[SQSError]) -> bool:

@@ -40,7 +40,7 @@ from celery_sqs_visibility.policy.quotas import (
 SHORT_RETENTION_SECONDS: Final = 86_400
 
 #: With fewer receives one or two deploys move a message that has not failed.
-FEWEST_RECEIVES: Final = 3
+MIN_RECEIVES: Final = 3
 
 
 def check_existence(facts: Facts) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def check_receives(facts: Facts) -> Iterator[Finding]:
             yield _too_few_receives(queue, redrive, task)
             continue
         late = [t.name for t in tasks if t.acks_late]
-        if late and redrive.max_receive_count < FEWEST_RECEIVES:
+        if late and redrive.max_receive_count < MIN_RECEIVES:
             yield _no_spare_receive(queue, redrive, late)
 
 

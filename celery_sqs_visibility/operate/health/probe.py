@@ -34,7 +34,7 @@ SUFFIX: Final = ".sock"
 OF_PROCESS: Final = "~"
 
 #: The longest path of a Unix socket has 107 bytes on Linux, and most are the directory's.
-LONGEST_NAME: Final = 48
+MAX_NAME_CHARACTERS: Final = 48
 
 #: Another worker has the directory's lock for a moment.
 LOCK_ATTEMPTS: Final = 20
@@ -53,9 +53,9 @@ def directory() -> str:
 def name_of(node: str) -> str:
     """A node's name as that of a file: two nodes have two."""
     safe = "".join(sign if sign in SAFE else "_" for sign in node)
-    if safe == node and len(node) <= LONGEST_NAME:
+    if safe == node and len(node) <= MAX_NAME_CHARACTERS:
         return node
-    return f"{safe[:LONGEST_NAME]}-{zlib.crc32(node.encode()):08x}"
+    return f"{safe[:MAX_NAME_CHARACTERS]}-{zlib.crc32(node.encode()):08x}"
 
 
 def sockets(node: str | None = None) -> list[tuple[str, str]]:
@@ -88,7 +88,7 @@ class ProbedSocket:
         _check_private(directory())
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with _turn():
+            with _directory_lock():
                 _remove_stale()
                 self._path = _free_path(node)
                 # Bound where it stays: systemd-tmpfiles removes old sockets whose name at the time of their
@@ -106,8 +106,8 @@ class ProbedSocket:
 
 
 @contextmanager
-def _turn() -> Iterator[None]:
-    """One worker at a time begins to listen: others see no socket that is bound, and accepts nobody yet."""
+def _directory_lock() -> Iterator[None]:
+    """Let one worker at a time begin to listen: none sees a socket that is bound and does not accept yet."""
     lock = os.open(directory(), os.O_RDONLY)
     try:
         for _ in range(LOCK_ATTEMPTS):
@@ -123,7 +123,7 @@ def _turn() -> Iterator[None]:
 
 
 def _free_path(node: str) -> str:
-    """A path that no process has: one of another container may have the same id. It is this worker's turn."""
+    """A path that no process has: one of another container may have the same id. The caller has the lock."""
     stem = os.path.join(directory(), f"{name_of(node)}{OF_PROCESS}{os.getpid()}")
     paths = (f"{stem}.{number}{SUFFIX}" if number else stem + SUFFIX for number in count())
     return next(path for path in paths if not os.path.lexists(path))
@@ -141,7 +141,7 @@ def _check_private(path: str) -> None:
 
 
 def _remove_stale() -> None:
-    """Remove the files of workers that were killed: nobody accepts there. It is this worker's turn."""
+    """Remove the files of workers that were killed: nobody accepts there. The caller has the lock."""
     for _, path in sockets():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)

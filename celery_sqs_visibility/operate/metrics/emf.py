@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from celery_sqs_visibility.errors import StoreError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 #: A sample is exported for this many intervals; after that the figures are unknown.
 VALID_INTERVALS: Final = 2.5
 
-#: A turn lasts this many intervals, and is renewed at each: a worker may miss one.
-TURN_INTERVALS: Final = 2.5
+#: The leader's key lasts this many intervals, and is renewed at each: a worker may miss one.
+LEADER_INTERVALS: Final = 2.5
 
-#: After how many intervals the others ask whether it is free: at random, so that they ask one by one.
-LOOK_INTERVALS: Final = (3.0, 7.0)
+#: The others try to become the leader after this many intervals: at random, so that they ask one by one.
+FOLLOWER_INTERVALS: Final = (3.0, 7.0)
 
 
-class Turn:
-    """This worker's share in the turn. One thread.
+class Leadership:
+    """Elects one worker of a fleet to ask SQS for all of them. One thread.
 
     Args:
-        store: where workers agree; `None`: each is on its own, and always has the turn.
-        key: tells what the turn is for, each time that it is asked for.
-        owner: this worker, by a name that no other has.
-        interval: seconds after which the turn is asked for again.
+        store: where workers agree; without one each worker is a leader.
+        key: returns the key of the election, each time that it is asked for.
+        owner: a name that no other worker has.
+        interval: seconds after which the key is renewed.
         clock: the monotonic clock.
         uniform: a random number between two.
     """
@@ -49,41 +49,44 @@ class Turn:
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._store = store
-        self._key_now = key
+        self._current_key = key
         self._key = ""  # the latest
         self._owner = owner
         self._interval = interval
         self._clock = clock
         self._uniform = uniform
-        self._look_at = 0.0  # the monotonic instant before which another worker has it
+        self._next_attempt = 0.0  # the monotonic instant before which another worker is the leader
         self._failed = False
-        self._has_it = False
+        self._is_leader = False
 
-    def is_mine(self) -> bool:
-        """Whether it is this worker's turn; a request to the store, unless another had it just now."""
+    def acquire(self) -> bool:
+        """Become the leader, or stay it. Returns whether this worker is the leader.
+
+        A request to the store, unless another worker was the leader just now.
+        """
         if self._store is None:
             return True
         now = self._clock.monotonic()
-        if now < self._look_at:
+        if now < self._next_attempt:
             return False
-        self._has_it = self._acquire(self._store)
-        if not self._has_it:
-            self._look_at = now + self._interval * self._uniform(*LOOK_INTERVALS)
-        return self._has_it
+        self._is_leader = self._acquire_key(self._store)
+        if not self._is_leader:
+            self._next_attempt = now + self._interval * self._uniform(*FOLLOWER_INTERVALS)
+        return self._is_leader
 
-    def end(self) -> None:
-        """Leave it to others at once, if it is this worker's."""
-        if self._store is not None and self._has_it:
+    def resign(self) -> None:
+        """Let another worker become the leader at once."""
+        if self._store is not None and self._is_leader:
             try:
                 self._store.release(self._key, self._owner)
             except StoreError as error:
-                log_safely(logger.debug, "the turn ends by itself, since it cannot be released: %s", error)
+                log_safely(logger.debug, "cannot release the key of the leader, which expires: %s", error)
 
-    def _acquire(self, store: ExclusiveStore) -> bool:
-        self._key = self._key_now()
+    def _acquire_key(self, store: ExclusiveStore) -> bool:
+        self._key = self._current_key()
         try:
             taken = isinstance(
-                store.acquire(self._key, self._owner, TURN_INTERVALS * self._interval), Acquired
+                store.acquire(self._key, self._owner, LEADER_INTERVALS * self._interval), Acquired
             )
         except StoreError as error:
             if not self._failed:
@@ -96,11 +99,11 @@ class Turn:
 
 
 class Sampler:
-    """Samples the queues when it is this worker's turn. `sample` belongs to one thread, the rest to any.
+    """Samples the queues while this worker is the leader. `sample` belongs to one thread, the rest to any.
 
     Args:
-        ask: tells the depths of the worker's queues, by requests.
-        turn: tells whether this worker asks.
+        ask: requests the depths of the worker's queues.
+        leadership: decides whether this worker asks.
         interval: seconds from one sample to the next.
         clock: the monotonic clock.
     """
@@ -108,30 +111,26 @@ class Sampler:
     def __init__(
         self,
         ask: Callable[[], list[QueueDepth]],
-        turn: Turn,
+        leadership: Leadership,
         interval: float,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._ask = ask
-        self._turn = turn
+        self._leadership = leadership
         self._valid_seconds = VALID_INTERVALS * interval
         self._clock = clock
         self._sample: tuple[float, list[QueueDepth]] = (0.0, [])  # until a monotonic instant; replaced whole
         self._told: set[str] = set()
 
     def sample(self) -> None:
-        """Ask, if it is this worker's turn."""
-        if not self._turn.is_mine():
+        """Ask, if this worker is the leader."""
+        if not self._leadership.acquire():
             return
         depths = self._ask()
         self._sample = self._clock.monotonic() + self._valid_seconds, depths
         for error in {str(depth.error) for depth in depths if depth.error is not None} - self._told:
             self._told.add(error)
             log_safely(logger.warning, "metrics of queues lack figures, and go on without: %s", error)
-
-    def end(self) -> None:
-        """Leave it to other workers."""
-        self._turn.end()
 
     @property
     def depths(self) -> list[QueueDepth]:

@@ -188,7 +188,7 @@ class WorkerMetrics:
         jobs: list[Job] = [(self._sampler.sample, context.options.sample_seconds)]
         if EMF in exporters:
             jobs.append(self._log_job())
-        self._periodic = Periodic(jobs, self._sampler.end)
+        self._periodic = Periodic(jobs, self._leadership.resign)
 
     def start(self) -> None:
         """Count from now on."""
@@ -225,8 +225,8 @@ class WorkerMetrics:
         self._ends.append(opentelemetry.export(self._series))
 
     def _open_sampler(self, interval: float) -> Sampler:
-        from celery_sqs_visibility.operate.found_queues import queue_depths  # noqa: PLC0415
-        from celery_sqs_visibility.operate.metrics.sampler import Sampler, Turn  # noqa: PLC0415 - few sample
+        from celery_sqs_visibility.operate.app_queues import queue_depths  # noqa: PLC0415
+        from celery_sqs_visibility.operate.metrics.sampler import Leadership, Sampler  # noqa: PLC0415 - few sample
         from celery_sqs_visibility.operate.queue_metrics import metrics_of  # noqa: PLC0415
 
         context, ages = self._context, metrics_of(self._context)
@@ -234,13 +234,14 @@ class WorkerMetrics:
             store = context.coordination_store
         except OptionError as error:
             raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
-        turn = Turn(store, self._turn_key, f"{context.worker_name}:{uuid.uuid4().hex}", interval)
-        sampler = Sampler(lambda: queue_depths(context, self._queues(), ages), turn, interval)
+        owner = f"{context.worker_name}:{uuid.uuid4().hex}"
+        self._leadership = Leadership(store, self._leader_key, owner, interval)
+        sampler = Sampler(lambda: queue_depths(context, self._queues(), ages), self._leadership, interval)
         sampler.show(self._series)
         return sampler
 
-    def _turn_key(self) -> str:
-        """Workers of the same queues at SQS share a turn; the name is as long as any key may be."""
+    def _leader_key(self) -> str:
+        """The key that workers of the same queues at SQS share; a digest, since a key's length is bounded."""
         queues = sorted(url_or_name(self._context, name) for name in self._queues())
         return f"queue-depths:{sha256(chr(10).join(queues).encode()).hexdigest()}"
 

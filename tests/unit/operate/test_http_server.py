@@ -17,9 +17,9 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.operate import http_server
 from celery_sqs_visibility.operate.http_server import (
-    MOST_CONNECTIONS,
+    MAX_CONNECTIONS,
+    HTTPListener,
     HTTPServer,
-    Listener,
     PortListener,
     Response,
 )
@@ -32,7 +32,7 @@ def broken():
 @pytest.fixture
 def server():
     routes = {"/well": lambda: Response("well"), "/broken": broken}
-    listener = Listener(socket.create_server(("127.0.0.1", 0)), routes)
+    listener = HTTPListener(socket.create_server(("127.0.0.1", 0)), routes)
     server = HTTPServer([listener])
     server.start()
     server.address = listener.server_address
@@ -82,7 +82,7 @@ def refuse():
 
 def test_a_connection_that_cannot_be_accepted_for_lack_of_descriptors_waits(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        listener = Listener(bound, {})
+        listener = HTTPListener(bound, {})
         naps = []
         monkeypatch.setattr(listener, "stopped", SimpleNamespace(wait=naps.append))
         monkeypatch.setattr(listener, "socket", SimpleNamespace(accept=refuse))
@@ -159,7 +159,7 @@ def is_closed(client):
 
 
 def test_the_oldest_of_too_many_connections_makes_place(server):
-    clients = [slow(server) for _ in range(MOST_CONNECTIONS + 1)]
+    clients = [slow(server) for _ in range(MAX_CONNECTIONS + 1)]
     assert is_closed(clients[0])
     assert get(server, "/well") == (200, "well")
     assert is_closed(clients[1])
@@ -186,7 +186,7 @@ def test_a_request_has_a_deadline_as_a_whole(server, monkeypatch, seconds):
 
 def test_while_answers_hang_new_connections_are_closed(server, monkeypatch):
     monkeypatch.setattr(http_server, "END_SECONDS", 0.01)
-    hangs, ended = threading.Event(), threading.BoundedSemaphore(MOST_CONNECTIONS)
+    hangs, ended = threading.Event(), threading.BoundedSemaphore(MAX_CONNECTIONS)
     begun = threading.Semaphore(0)
 
     def hang():
@@ -196,7 +196,7 @@ def test_while_answers_hang_new_connections_are_closed(server, monkeypatch):
         return Response("well")
 
     server.routes["/hangs"] = hang
-    clients = [socket.create_connection(server.address) for _ in range(MOST_CONNECTIONS)]
+    clients = [socket.create_connection(server.address) for _ in range(MAX_CONNECTIONS)]
     for client in clients:
         client.sendall(b"GET /hangs HTTP/1.0\r\n\r\n")
         assert begun.acquire(timeout=SOON)

@@ -16,7 +16,7 @@ import pytest
 
 from celery_sqs_visibility.operate.health import probe
 from celery_sqs_visibility.operate.health.probe import ProbedSocket, directory, name_of, sockets
-from celery_sqs_visibility.operate.http_server import HTTPServer, Listener, Response
+from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, Response
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def listen():
             ends.append(probed.socket.close)
         else:
             body = json.dumps({"node": node, **answer}) if isinstance(answer, dict) else answer
-            server = HTTPServer([Listener(probed.socket, {"/healthz": lambda: Response(body)})])
+            server = HTTPServer([HTTPListener(probed.socket, {"/healthz": lambda: Response(body)})])
             server.start()
             ends.append(server.stop)
         ends.append(probed.remove)

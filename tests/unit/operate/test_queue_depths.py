@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.operate.found_queues import QueueDepth, queue_depths
+from celery_sqs_visibility.operate.app_queues import QueueDepth, queue_depths
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, QueueMetrics
 from celery_sqs_visibility.policy.options import Options
 

@@ -21,9 +21,9 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.operate import status as module
+from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.figures import usd_of
-from celery_sqs_visibility.operate.found_queues import QueueDepth
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
 from celery_sqs_visibility.operate.status import METRICS_SECONDS, QueueReport, QueueStatus, Status
 from celery_sqs_visibility.policy.options import Options
@@ -182,7 +182,7 @@ def test_workers_that_cannot_be_asked_are_as_they_were(monkeypatch):
     clock = FakeClock()
     monkeypatch.setattr(module, "ask", ask)
     monkeypatch.setattr(module, "is_controlled", lambda _app: True)
-    workers = module.Workers(object(), 1.0, clock)
+    workers = module.WorkerAnswers(object(), 1.0, clock)
     seen = []
     for _ in range(3):
         seen.append(workers.add_to(Status([])))

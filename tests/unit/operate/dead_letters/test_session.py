@@ -79,7 +79,7 @@ def test_letters_that_arrive_meanwhile_are_left_and_do_not_keep_a_look_from_its_
     monkeypatch.setattr(site.sqs, "receive", arriving)
     with session_of(site.place, Selection(exception=exception), None) as session:
         assert listed(session) == ids
-    assert len(requests) <= 3 + module.MOST_REPEATS
+    assert len(requests) <= 3 + module.MAX_REPEATS
     assert "Left out: 36 dead letters that came after this command began" in capsys.readouterr().err
     assert "NotVisible': '0'" in str(site.sqs.queue_attributes(site.letters, ["All"]))
 

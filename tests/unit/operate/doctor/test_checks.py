@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.port import Location
-from celery_sqs_visibility.operate.doctor import queue_checks, run_checks, setting_checks
+from celery_sqs_visibility.operate.doctor import checks, queue_checks
 from celery_sqs_visibility.operate.doctor.checks import CHECKS, findings_of
 from celery_sqs_visibility.operate.doctor.facts import (
     Facts,
     Machine,
-    Permission,
+    ProbeResult,
     QueueFacts,
     Severity,
     TaskFacts,
@@ -221,25 +221,25 @@ FOUND = [
     ),
     # runs
     (
-        run_checks.check_heartbeat,
+        checks.check_heartbeat,
         ERROR,
         facts(options={"heartbeat_interval": 0}),
         "visibility_timeout is 2m, and task 'proj.add' may run longer",
     ),
-    (run_checks.check_heartbeat, WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
-    (run_checks.check_heartbeat, WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
+    (checks.check_heartbeat, WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
+    (checks.check_heartbeat, WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
     (
-        run_checks.check_heartbeat,
+        checks.check_heartbeat,
         WARNING,
         facts(options={"queues": {"p*": {"visibility_timeout": 14_400}}}),
         "{'queues': {'p*': {'visibility_timeout': 120}}}",
     ),
-    (run_checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
-    (run_checks.check_horizon, ERROR, facts(task={"soft_time_limit": 50_000}), "longer than 12 h"),
-    (run_checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
-    (run_checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
+    (checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
+    (checks.check_horizon, ERROR, facts(task={"soft_time_limit": 50_000}), "longer than 12 h"),
+    (checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
+    (checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
     (
-        run_checks.check_shutdown,
+        checks.check_shutdown,
         WARNING,
         facts(
             options={"shutdown_timeout": 25},
@@ -247,95 +247,95 @@ FOUND = [
         ),
         "it is 25s, but Docker kills 10 s after SIGTERM",
     ),
-    (run_checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
+    (checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
     (
-        run_checks.check_shutdown,
+        checks.check_shutdown,
         WARNING,
         facts(options={"shutdown_timeout": 100}, machine=Machine(kubernetes=True)),
         "Kubernetes kills 30 s after SIGTERM",
     ),
-    (run_checks.check_shutdown, WARNING, facts(machine=Machine(remapped=True)), "cut off at once"),
+    (checks.check_shutdown, WARNING, facts(machine=Machine(remapped=True)), "cut off at once"),
     (
-        run_checks.check_shutdown,
+        checks.check_shutdown,
         WARNING,
         facts(machine=Machine(remapped=True, grace=30), settings={"worker_soft_shutdown_timeout": 60}),
         "worker_soft_shutdown_timeout is 1m",
     ),
-    (run_checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30s behind SQS's"),
-    (run_checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
+    (checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30s behind SQS's"),
+    (checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
     # settings
     (
-        setting_checks.check_permissions,
+        checks.check_permissions,
         ERROR,
-        facts(queue(permissions={"sqs:DeleteMessage": Permission.DENIED})),
+        facts(queue(permissions={"sqs:DeleteMessage": ProbeResult.DENIED})),
         "sqs:DeleteMessage is not allowed",
     ),
     (
-        setting_checks.check_permissions,
+        checks.check_permissions,
         WARNING,
-        facts(queue(permissions={"sqs:SendMessage": Permission.DENIED})),
+        facts(queue(permissions={"sqs:SendMessage": ProbeResult.DENIED})),
         "Producers cannot publish",
     ),
     (
-        setting_checks.check_permissions_on_dead_letters,
+        checks.check_permissions_on_dead_letters,
         WARNING,
         facts(
-            queue(letters=dataclasses.replace(letters(), permissions={"sqs:SendMessage": Permission.DENIED}))
+            queue(letters=dataclasses.replace(letters(), permissions={"sqs:SendMessage": ProbeResult.DENIED}))
         ),
         "come without a reason",
     ),
     (
-        setting_checks.check_unknown_permissions,
+        checks.check_unknown_permissions,
         NOTE,
-        facts(queue(permissions={"sqs:ReceiveMessage": Permission.NOT_KNOWN})),
+        facts(queue(permissions={"sqs:ReceiveMessage": ProbeResult.NOT_KNOWN})),
         "not known whether these are allowed: sqs:ReceiveMessage",
     ),
     (
-        setting_checks.check_routes,
+        checks.check_routes,
         ERROR,
         facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}),
         "raises QueueNotFound",
     ),
     (
-        setting_checks.check_schedule,
+        checks.check_schedule,
         WARNING,
         facts(scheduled={"nightly": "proj.nosuch", "daily": "proj.add"}, task_names=frozenset({"proj.add"})),
         "its task is 'proj.nosuch'",
     ),
-    (setting_checks.check_schedule, WARNING, facts(scheduled={"nightly": None}), "its task is None"),
+    (checks.check_schedule, WARNING, facts(scheduled={"nightly": None}), "its task is None"),
     (
-        run_checks.check_store,
+        checks.check_store,
         ERROR,
         facts(store_problem="Redis: TimeoutError: it is down."),
         "it cannot be used from here: Redis: TimeoutError: it is down",
     ),
     (
-        setting_checks.check_remote_control,
+        checks.check_remote_control,
         WARNING,
         facts(options={"remote_control": True}, settings={"worker_enable_remote_control": False}),
         "the setting worker_enable_remote_control is False",
     ),
-    (run_checks.check_repeats, NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
-    (setting_checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
-    (setting_checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
-    (setting_checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
-    (setting_checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
+    (checks.check_repeats, NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
+    (checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
+    (checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
+    (checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
+    (checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
     (
-        setting_checks.check_remote_control,
+        checks.check_remote_control,
         NOTE,
         facts(settings={"worker_enable_remote_control": True}),
         "broker_transport_options = {'remote_control': True}",
     ),
     (
-        setting_checks.check_remote_control,
+        checks.check_remote_control,
         NOTE,
         facts(settings={"worker_send_task_events": True}),
         "No monitor hears of these events",
     ),
     (
-        setting_checks.check_remote_control,
+        checks.check_remote_control,
         WARNING,
-        facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": Permission.DENIED}),
+        facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": ProbeResult.DENIED}),
         "sqs:ListQueues is not allowed",
     ),
 ]
@@ -375,7 +375,7 @@ WELL = [
     facts(machine=Machine(remapped=True, grace=60), settings={"worker_soft_shutdown_timeout": 30}),
     facts(options={"shutdown_timeout": 100}, machine=Machine(grace=120)),
     facts(settings={"worker_prefetch_multiplier": 1, "broker_use_ssl": None, "result_backend": "redis://"}),
-    facts(queue(permissions={"sqs:DeleteMessage": Permission.ALLOWED})),
+    facts(queue(permissions={"sqs:DeleteMessage": ProbeResult.ALLOWED})),
     facts(options={"remote_control": True}, settings={"worker_enable_remote_control": True}),
 ]
 
@@ -393,8 +393,8 @@ def test_a_command_of_an_emulators_queue_names_its_endpoint():
 
 def test_tasks_that_repeat_exceptions_are_listed_by_name():
     tasks = [TaskFacts(name=f"t{n}", queue="proj", repeats_by_default=n % 2 == 0) for n in range(50)]
-    (few,) = run_checks.check_repeats(facts(tasks=tuple(tasks[:5])))
-    (many,) = run_checks.check_repeats(facts(tasks=tuple(tasks)))
+    (few,) = checks.check_repeats(facts(tasks=tuple(tasks[:5])))
+    (many,) = checks.check_repeats(facts(tasks=tuple(tasks)))
     assert few.thing == "tasks 't0', 't2', 't4'"
     assert few.problem.startswith("after each exception they run again, up to 3 times")
     assert many.thing.endswith("'t36', 't38' and 5 more")
@@ -433,9 +433,9 @@ def test_who_pastes_the_remedy_has_a_retention_that_outlasts_the_delays(delays, 
     [
         (queue_checks.check_retention, queue(days=1), {"delays": (43_200.0,) * 5}),
         (queue_checks.check_endless_retries, queue(0), {"max_retries": None}),
-        (run_checks.check_horizon, queue(), {"time_limit": 50_000}),
-        (run_checks.check_long_delays, queue(), {"delays": (86_400.0,)}),
-        (setting_checks.check_priorities, queue(), {"priority": 3}),
+        (checks.check_horizon, queue(), {"time_limit": 50_000}),
+        (checks.check_long_delays, queue(), {"delays": (86_400.0,)}),
+        (checks.check_priorities, queue(), {"priority": 3}),
     ],
 )
 def test_all_tasks_that_are_to_be_changed_are_named(check, one, task):

@@ -15,9 +15,9 @@ from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from celery_sqs_visibility.operate.doctor import gathering, run_checks
+from celery_sqs_visibility.operate.doctor import checks, gathering
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Permission
+from celery_sqs_visibility.operate.doctor.facts import ProbeResult
 from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores import guarded
@@ -151,8 +151,8 @@ def test_queues_have_attributes_permissions_and_dead_letters(app, sqs):
     sqs.create_queue("proj", redrive("dead"), {})
     (queue,) = facts_of(app, sqs).queues
     assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
-    assert queue.permissions["sqs:DeleteMessage"] is Permission.ALLOWED
-    assert queue.letters.permissions == {"sqs:SendMessage": Permission.NOT_KNOWN}
+    assert queue.permissions["sqs:DeleteMessage"] is ProbeResult.ALLOWED
+    assert queue.letters.permissions == {"sqs:SendMessage": ProbeResult.NOT_KNOWN}
 
 
 def test_a_key_is_asked_for_as_whoever_uses_the_queue(app, sqs, monkeypatch):
@@ -193,11 +193,11 @@ def test_with_remote_control_its_right_is_looked_at_and_its_queues_are_not_the_a
         sqs.create_queue(name, {}, {})
     assert facts_of(app, sqs).control_permissions == {}
     facts = facts_of(app, sqs, remote_control=True)
-    assert facts.control_permissions == {"sqs:ListQueues": Permission.ALLOWED}
+    assert facts.control_permissions == {"sqs:ListQueues": ProbeResult.ALLOWED}
     assert [queue.name for queue in facts.queues] == ["proj"]
     sqs.fail_next("ListQueues", AccessDeniedError("ListQueues was answered AccessDenied"))
     assert facts_of(app, sqs, remote_control=True).control_permissions == {
-        "sqs:ListQueues": Permission.DENIED
+        "sqs:ListQueues": ProbeResult.DENIED
     }
 
 
@@ -246,7 +246,7 @@ def test_a_store_that_cannot_be_used_is_found(app, sqs, monkeypatch, store, prob
 def test_of_a_table_that_is_missing_the_commands_are_told_that_create_it(app, sqs, monkeypatch, url, region):
     missing = Refusing(StoreError("ResourceNotFoundException: no such table"))
     monkeypatch.setattr(guarded, "open_store", lambda _address, _settings: missing)
-    (finding,) = run_checks.check_store(facts_of(app, sqs, coordination_store=url))
+    (finding,) = checks.check_store(facts_of(app, sqs, coordination_store=url))
     create, wait, expire = finding.remedy.split(" && ")
     assert create.startswith(f"aws dynamodb create-table --region {region} --table-name keys ")
     assert wait == f"aws dynamodb wait table-exists --region {region} --table-name keys"
@@ -256,5 +256,5 @@ def test_of_a_table_that_is_missing_the_commands_are_told_that_create_it(app, sq
 def test_a_store_whose_server_is_not_there_is_found(app, sqs, monkeypatch):
     monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
     facts = facts_of(app, sqs, coordination_store="redis://127.0.0.1:1/0")
-    (finding,) = run_checks.check_store(facts)
+    (finding,) = checks.check_store(facts)
     assert "it cannot be used from here: Redis: ConnectionError: " in finding.problem

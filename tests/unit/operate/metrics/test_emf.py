@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, UNITS, EMFLog, prepare_logger
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 

@@ -11,42 +11,38 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 
 from celery_sqs_visibility.errors import StoreError, UnavailableError
-from celery_sqs_visibility.operate.found_queues import QueueDepth
+from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
-from celery_sqs_visibility.operate.metrics.sampler import Sampler, Turn
+from celery_sqs_visibility.operate.metrics.sampler import Leadership, Sampler
 from celery_sqs_visibility.operate.metrics.worker_metrics import Periodic, next_time
 from celery_sqs_visibility.stores.memory import MemoryStore
 
 INTERVAL = 60.0
 
 
-def turns(clock, store, *owners):
-    return [Turn(store, lambda: "key", owner, INTERVAL, clock, lambda low, _high: low) for owner in owners]
+def workers(clock, store, *owners):
+    return [
+        Leadership(store, lambda: "key", owner, INTERVAL, clock, lambda low, _high: low) for owner in owners
+    ]
 
 
-def minutes(clock, turns, count):
-    """Whose turn it was, minute by minute."""
-    had = []
-    for _ in range(count):
-        had.append([turn.is_mine() for turn in turns].index(True))
+def test_one_of_several_workers_is_the_leader_and_stays_it(clock):
+    first, second = workers(clock, MemoryStore(clock), "a", "b")
+    for _ in range(9):
+        assert [first.acquire(), second.acquire()] == [True, False]
         clock.advance(INTERVAL)
-    return had
 
 
-def test_one_of_several_workers_has_the_turn_and_keeps_it(clock):
-    assert minutes(clock, turns(clock, MemoryStore(clock), "a", "b"), 9) == [0] * 9
-
-
-def test_a_worker_that_dies_is_followed_soon_and_one_that_ends_at_once(clock):
-    first, second, third = turns(clock, MemoryStore(clock), "a", "b", "c")
-    assert [first.is_mine(), second.is_mine()] == [True, False]  # the first one dies
+def test_a_leader_that_dies_is_followed_soon_and_one_that_resigns_at_once(clock):
+    first, second, third = workers(clock, MemoryStore(clock), "a", "b", "c")
+    assert [first.acquire(), second.acquire()] == [True, False]  # the first one dies
     found = []
     for _ in range(4):
         clock.advance(INTERVAL)
-        found.append(second.is_mine())
+        found.append(second.acquire())
     assert found == [False, False, True, True]
-    second.end()
-    assert third.is_mine()
+    second.resign()
+    assert third.acquire()
 
 
 def test_where_workers_cannot_agree_nobody_counts_and_one_line_says_so(clock, caplog):
@@ -54,9 +50,9 @@ def test_where_workers_cannot_agree_nobody_counts_and_one_line_says_so(clock, ca
         def acquire(self, key, owner, seconds):
             raise StoreError("no answer")
 
-    (turn,) = turns(clock, Broken(clock), "a")
+    (worker,) = workers(clock, Broken(clock), "a")
     for _ in range(9):
-        assert not turn.is_mine()
+        assert not worker.acquire()
         clock.advance(INTERVAL)
     assert caplog.text.count("workers cannot agree on one that counts the queues") == 1
 
@@ -67,7 +63,7 @@ def sampler(series, clock):
         QueueDepth("a", 3, 2, 1, 9.5, 4),
         QueueDepth("b", error=UnavailableError("no answer")),
     ]
-    sampler = Sampler(lambda: depths, Turn(None, str, "", INTERVAL, clock), INTERVAL, clock)
+    sampler = Sampler(lambda: depths, Leadership(None, str, "", INTERVAL, clock), INTERVAL, clock)
     sampler.show(series)
     return sampler
 
@@ -146,8 +142,8 @@ def test_a_job_is_first_done_within_a_minute_however_seldom_it_is_done(monkeypat
     assert [times[1] <= 360, times[2] - times[1]] == [True, pytest.approx(300)]
 
 
-def test_a_worker_whose_turn_it_is_not_asks_for_nothing():
+def test_a_worker_that_is_not_the_leader_asks_for_nothing():
     asked = []
-    sampler = Sampler(lambda: asked.append(1) or [], SimpleNamespace(is_mine=lambda: False), 60)
+    sampler = Sampler(lambda: asked.append(1) or [], SimpleNamespace(acquire=lambda: False), 60)
     sampler.sample()
     assert asked == []

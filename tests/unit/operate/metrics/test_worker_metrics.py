@@ -132,14 +132,14 @@ def test_a_cancelled_queue_has_no_last_receive(app):
     metrics.stop()
 
 
-def test_workers_share_a_turn_by_the_queues_at_sqs_and_not_by_celerys_names(app):
+def test_workers_share_a_leader_by_the_queues_at_sqs_and_not_by_celerys_names(app):
     keys = []
     for region in ("eu-west-1", "us-east-1", "eu-west-1"):
         here = context(metrics=["emf"])
         here.queues = SimpleNamespace(
             find=lambda name, at=region: SimpleNamespace(url=f"https://{at}/{name}")
         )
-        keys.append(WorkerMetrics(app, here, ("emf",))._turn_key())
+        keys.append(WorkerMetrics(app, here, ("emf",))._leader_key())
     assert keys[0] == keys[2] != keys[1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.errors import QueueDoesNotExistError
-from celery_sqs_visibility.operate.queues import Creation, Finding, _line, create_queues, same
+from celery_sqs_visibility.operate.queues import Creation, QueueResult, _line, create_queues, same
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.provisioning import plan_queues
 
@@ -98,7 +98,7 @@ def test_values_are_compared_not_their_spelling(name, present, wanted, is_same):
     ],
 )
 def test_a_line_says_what_was_and_what_is(state, sentence):
-    finding = Finding("orders", state, {"VisibilityTimeout": "10"}, {"VisibilityTimeout": "33"})
+    finding = QueueResult("orders", state, {"VisibilityTimeout": "10"}, {"VisibilityTimeout": "33"})
     assert _line(finding) == sentence
 
 
