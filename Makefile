@@ -117,8 +117,8 @@ cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task
 	@$(BIN)/python benchmarks/cost.py --bounds $(BOUNDS) --write docs/benchmarks.md
 
 # Less than ten minutes, on a machine that does nothing else.
-growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/growth.md, and fail where it grows too fast
-	@$(BIN)/python benchmarks/growth.py --write docs/growth.md --json docs/growth/run.json
+growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/benchmarks.md, and fail where it grows too fast
+	@$(BIN)/python benchmarks/growth.py --write docs/benchmarks.md --json docs/benchmarks/growth.json
 
 house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
 	@$(BIN)/python benchmarks/house.py

@@ -1,6 +1,6 @@
 """One run of all benchmarks, or of those that are named, for all contenders in turn.
 
-    python benchmarks/bench.py [consume several publish idle heartbeat retries import memory proxy]
+    python benchmarks/bench.py [consume several publish idle heartbeat retries memory proxy]
         [--tasks 2000] [--repeats 3] [--json FILE] [--write docs/benchmarks.md]
 
 The same task module runs on kombu's SQS transport, on ours, and on Redis if a `redis-server` is found. Both
@@ -22,7 +22,6 @@ from pathlib import Path
 import consume
 import footprint
 import idle
-import importing
 import inflight
 import proxying
 import publish
@@ -34,7 +33,7 @@ from servers import CREDENTIALS, Server, redis_server, sqs_server
 
 MEASUREMENTS = {
     module.NAME: module
-    for module in (proxying, importing, consume, several, publish, retries, idle, inflight, footprint)
+    for module in (proxying, consume, several, publish, retries, idle, inflight, footprint)
 }
 
 

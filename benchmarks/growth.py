@@ -1,6 +1,6 @@
 """How requests, memory and CPU grow with size: what grows faster than linearly is a defect.
 
-    python benchmarks/growth.py ["command to all" ...] [--json FILE] [--write docs/growth.md]
+    python benchmarks/growth.py ["command to all" ...] [--json FILE] [--write docs/benchmarks.md]
 
 Each subject does its work at sizes over two decades and more: counted, weighed and timed, each in a process
 of its own, on one thread, with the fake SQS in that process and a clock that is turned by hand. Counts depend

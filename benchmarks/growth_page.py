@@ -1,4 +1,4 @@
-"""The table of docs/growth.md."""
+"""The table of growth in docs/benchmarks.md."""
 
 from __future__ import annotations
 

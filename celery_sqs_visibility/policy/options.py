@@ -339,8 +339,8 @@ class Options(SharedOptions):
     http_address: HTTPAddress | None = option(
         None,
         http_address,
-        "The address at which a worker answers `GET /healthz` and `/readyz` ([health](health.md)), and "
-        "`/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' "
+        "The address at which a worker answers `GET /healthz` and `/readyz` ([health](deploys.md#health)), "
+        "and `/metrics` ([metrics](metrics.md)): ':8080' for this host alone, '0.0.0.0:8080' or '[::]:8080' "
         "for all hosts. Set it for Prometheus, or for probes from other hosts.",
     )
     region: str | None = option(

@@ -1,6 +1,6 @@
 """An Airflow as its users have it, on SQS: its database, its servers, and as many workers as a scene needs.
 
-`airflow.cfg` has what docs/airflow.md says, word for word; all else is in the environment of its commands.
+`airflow.cfg` has what docs/frameworks.md says, word for word; all else is in the environment of its commands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 TESTS = Path(__file__).resolve().parents[1]
-PAGE = TESTS.parent / "docs/airflow.md"
+PAGE = TESTS.parent / "docs/frameworks.md"
 DAGS = Path(__file__).with_name("dags")
 PROGRAM = Path(sys.executable).with_name("airflow")
 START_SECONDS = 90
@@ -34,7 +34,7 @@ HEARTBEAT_TIMEOUT = 10
 
 
 def page_settings() -> str:
-    """The first example of docs/airflow.md."""
+    """The first example of docs/frameworks.md."""
     return re.search(r"```ini\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
 

@@ -1,4 +1,4 @@
-"""Apache Airflow's CeleryExecutor on this transport, set up as docs/airflow.md says; `make others` runs this.
+"""Apache Airflow's CeleryExecutor on this transport, set up as docs/frameworks.md says, for `make others`.
 
 What each scene shows is looked up in SQS, in Airflow's database, and in what the tasks have noted.
 """

@@ -57,10 +57,10 @@ SEARCHES = {
     "rate limit": "delays",
     "long running task": "long-tasks",
     "graceful shutdown": "deploys",
-    "kubernetes": "deploys health",
+    "kubernetes": "deploys",
     "priority": "several-queues",
     "eta countdown": "delays",
-    "django": "django",
+    "django": "frameworks",
     "prometheus": "metrics",
     "localstack": "before-production testing",
 }

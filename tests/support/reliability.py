@@ -7,6 +7,7 @@ those tests, and writes their rows into that file's table.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,7 +115,9 @@ def shown(rows: Iterable[Row]) -> str:
     stopped = [row for row in merged.values() if row.repeated or row.seconds is not None]
     harmed = [row for row in stopped if row.repeated or (row.seconds or 0) > SOON]
     lines = sorted(map(str, harmed), key=str.lower)
-    ridden_out = _faults(stopped) - _faults(harmed)
+    by_seconds = sorted(stopped, key=lambda row: row.seconds or 0)
+    worst = {row.fault: f"{row.fault} ({max(0.0, row.seconds or 0):.1f} s)" for row in by_seconds}
+    ridden_out = [worst[fault] for fault in _faults(stopped) - _faults(harmed)]
     unharmed = _faults(merged.values()) - _faults(stopped)
     return "\n".join([HEAD, *lines, "", _named(RIDDEN_OUT, ridden_out), "", _named(UNHARMED, unharmed)])
 
@@ -132,7 +135,7 @@ def faults_of(text: str) -> set[str]:
     table = text.partition(BEGIN)[2].partition(END)[0]
     rows, _, named = table.partition(RIDDEN_OUT)
     names = {line.split(" | ")[0].removeprefix("| ") for line in rows.strip().splitlines()[2:]}
-    ridden_out, _, unharmed = named.partition(UNHARMED)
+    ridden_out, _, unharmed = re.sub(r" \(\d+\.\d s\)", "", named).partition(UNHARMED)
     return names.union(*(each.strip().removesuffix(".").split("; ") for each in (ridden_out, unharmed))) - {
         ""
     }

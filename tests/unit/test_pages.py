@@ -23,7 +23,6 @@ REFERENCE = {
         "command-line.md",
         "ends.md",
         "fidelity.md",
-        "growth.md",
         "kombu-features.md",
         "metrics.md",
         "options.md",
@@ -43,7 +42,7 @@ PROSE = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CODE_OF
 #: Where `task_cls=` or `base=` is introduced.
 BOXED = [
     README,
-    *(DOCS / f"{name}.md" for name in ("quickstart", "django")),
+    *(DOCS / f"{name}.md" for name in ("quickstart", "frameworks")),
     *(DOCS / f"coming-from-{name}.md" for name in ("kombu", "redis-and-rabbitmq")),
 ]
 BOX = re.compile(r"^> \*\*What changes for your tasks\*\*.*\n(?:>.*\n)+", re.MULTILINE)

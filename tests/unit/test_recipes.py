@@ -85,7 +85,7 @@ def test_the_socket_has_a_place_that_can_be_written_and_is_the_containers_own():
 
 @pytest.mark.parametrize("path", ["ecs/task-definition.json", "kubernetes/worker.yaml"])
 def test_the_page_shows_an_excerpt(path):
-    page = (EXAMPLES.parent / "docs/health.md").read_text()
+    page = (EXAMPLES.parent / "docs/deploys.md").read_text()
     block = page.split(f"](../examples/{path})", 1)[1].split("```")[1].split("\n", 1)[1]
     assert block in (EXAMPLES / path).read_text()
 

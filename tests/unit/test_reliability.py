@@ -66,13 +66,14 @@ def test_rows_that_differ_in_parameters_are_one_and_faults_without_much_harm_are
             Row("c", "done", 0, 2.1),
             Row("c", "else", 0, 0.1),
             Row("d", "done", 0, 2.0),
+            Row("d", "else", 0, 0.3),
         ]
     )
     assert text.splitlines()[2:] == [
         "| a | done | 2 | 2.0 |",
         "| c | done | 0 | 2.1 |",
         "",
-        "Nothing ran more than once, and work went on within 2 s, after: d.",
+        "Nothing ran more than once, and work went on within 2 s, after: d (2.0 s).",
         "",
         "Nothing ran more than once, and nothing stopped, after: b.",
     ]
