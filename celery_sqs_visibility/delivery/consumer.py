@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,9 +95,7 @@ class QueueConsumer:
         some = [each for each in (leases, self._awaited) if each is not None]
         runs = RunWatch(partial(holder.of, self), holder)
         self._parts = (pump, *some, runs, self._forgotten)
-        self._lock = threading.Lock()  # guards _running and _closed
-        self._running = False  # whether there are threads
-        self._closed = False  # whether they end once nothing is held any more
+        self._closed = False  # whether its lanes end once nothing is held any more; the pump's lock guards it
         self._abandoned: set[str] = set()  # queues that are being deleted
 
     def held(self) -> list[Delivery]:
@@ -189,7 +186,7 @@ class QueueConsumer:
     @property
     def forgotten(self) -> float:
         """Seconds for which there have been none but messages that nobody will run. Any thread."""
-        return self._forgotten.seconds if self._running else 0.0
+        return self._forgotten.seconds if self._supervisor.running else 0.0
 
     def end_by(self, until: float, polls_until: float) -> None:
         """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
@@ -311,26 +308,23 @@ class QueueConsumer:
         return arrivals, awaited
 
     def _start(self) -> None:
-        with self._lock:
+        listen()
+        self._arrivals.dispatching = True
+        with self._pump.lock:
             self._closed = False
-            self._arrivals.dispatching = True
-            if not self._running:
-                listen()
-                for lane in self._lanes:
-                    lane.start()
-                self._supervisor.start()
-                self._running = True
+        if self._supervisor.start():
+            for lane in self._lanes:
+                lane.start()
 
     def _let_go(self) -> None:
-        """The threads end once it is closed and nothing is held."""
+        """End the lanes once it is closed and nothing is held."""
         if not self._closed or self.holder.holds_of(self):
             return
-        with self._lock:
-            if not self._running or not self._closed:
+        with self._pump.lock:
+            if not (self._closed and self._supervisor.running):
                 return
-            self._running = False
-            self._supervisor.stop()
-        for lane in self._lanes:
+            self._supervisor.running = False
+        for lane in (self._supervisor.lane, *self._lanes):
             lane.stop()
 
     def _supervised(self) -> list[Supervised]:

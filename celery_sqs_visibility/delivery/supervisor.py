@@ -34,40 +34,35 @@ class Supervisor:
 
     Attributes:
         lane: its lane; a check that hangs is not repeated.
+        running: whether it checks. Guarded by the pump's lock, as the rest.
     """
 
     def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock, pump: Pump) -> None:
         self._supervised = supervised
         self._clock = clock
         self.lane: Lane[tuple[float]] = pump.lane("looks for threads that hang", 1, self, math.inf)
-        # Guarded by the lane's lock, for writing:
-        self._running = False
+        self.running = False
         self._checked = clock.monotonic()  # the instant of the latest check
         self._stop = -math.inf, -math.inf  # the checks before and after the latest stop of this process
 
-    def start(self) -> None:
-        """Check from now on; harmless if it does.
+    def start(self) -> bool:
+        """Check from now on. Returns whether it did not before.
 
         Raises:
             RuntimeError: the system refuses a new thread.
         """
         with self.lane.lock:
-            if self._running:
-                return
+            if self.running:
+                return False
             if not self.lane.has_thread():
                 raise RuntimeError("cannot start a thread that looks after the others")
-            self._running, self._checked = True, self._clock.monotonic()
+            self.running, self._checked = True, self._clock.monotonic()
         self.lane.start()
-
-    def stop(self) -> None:
-        """Check no more. Does not wait for a check."""
-        with self.lane.lock:
-            self._running = False
-        self.lane.stop()
+        return True
 
     def late(self, now: float) -> float:
         """For how many seconds a check has been due; 0 where none is to come. Any thread."""
-        return max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS) if self._running else 0.0
+        return max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS) if self.running else 0.0
 
     def stopped_at(self, since: float, now: float) -> float:
         """When this process was last seen before a stop, if it was stopped between two instants; else `now`.
@@ -76,7 +71,7 @@ class Supervisor:
         earlier instant already tells nothing.
         """
         checked = self._checked  # before the stop, which is written before
-        if self._running and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
+        if self.running and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
             return checked
         before, after = self._stop
         return before if after >= since else now
@@ -90,7 +85,7 @@ class Supervisor:
                 log_safely(logger.exception, "unexpected error while replacing stuck threads; continuing")
 
     def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
-        return self._checked + CHECK_INTERVAL_SECONDS if self._running else None
+        return self._checked + CHECK_INTERVAL_SECONDS if self.running else None
 
     def ready(self) -> int:
         return 1

@@ -74,7 +74,7 @@ class World:
         )
         if isinstance(self.clock, FakeClock):
             # They would find a clock that stands still, and jumps. Tests themselves extend what is held.
-            consumer._supervisor.start = consumer.holder._heartbeat.lane.start = lambda: None
+            consumer._supervisor.lane.start = consumer.holder._heartbeat.lane.start = lambda: None
         self.consumers.append(consumer)
         return consumer
 

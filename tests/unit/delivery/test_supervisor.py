@@ -82,7 +82,7 @@ def test_it_knows_so_before_its_thread_goes_on(clock, make):
     assert supervisor.stopped_at(seen, seen + CHECK_INTERVAL_SECONDS) == seen + CHECK_INTERVAL_SECONDS
     assert supervisor.stopped_at(seen, seen + 60) == seen
     assert supervisor.stopped_at(seen + 10, seen + 60) == seen + 60  # it hangs
-    supervisor.stop()
+    supervisor.running = False
     assert supervisor.stopped_at(seen, seen + 60) == seen + 60
 
 
@@ -93,7 +93,8 @@ def test_where_there_is_no_thread_the_start_fails_and_can_be_tried_again(clock, 
         with pytest.raises(RuntimeError, match="cannot start a thread that looks after the others"):
             supervisor.start()
     supervisor.start()
-    supervisor.stop()
+    supervisor.running = False
+    supervisor.lane.stop()
 
 
 def test_it_is_late_once_a_check_is_due_that_does_not_come(clock, make):
@@ -102,7 +103,7 @@ def test_it_is_late_once_a_check_is_due_that_does_not_come(clock, make):
     supervisor = make()
     assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS) == 0
     assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS + 60) == 60
-    supervisor.stop()
+    supervisor.running = False
     assert supervisor.late(clock.monotonic() + 60) == 0
 
 
@@ -112,6 +113,6 @@ def test_it_checks_twice_a_second_and_no_more_after_its_stop(clock, make):
     supervisor.start()
     run(supervisor, clock, *[CHECK_INTERVAL_SECONDS / 2] * 8)
     assert len(supervised.checks) == 4
-    supervisor.stop()
+    supervisor.running = False
     run(supervisor, clock, 60)
     assert len(supervised.checks) == 4
