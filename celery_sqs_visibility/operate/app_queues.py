@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 R = TypeVar("R")
 
-#: Things that are asked about at the same time.
+#: Requests at a time.
 MAX_THREADS: Final = 16
 
 
@@ -53,7 +53,7 @@ def _routes(setting: Any) -> Iterable[Any]:
 
 
 def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
-    """The answers, in the order of the things. Any thread but an event loop's; it waits for all.
+    """Ask about all things at a time. Returns the answers in order. Any thread but an event loop's.
 
     An exception of `ask` is raised when all have ended.
     """
@@ -66,7 +66,7 @@ def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """A queue as far as it could be found; `error` is why not, or why its attributes are not known."""
+    """A queue and its attributes, as far as SQS shows them; `error` says why something is missing."""
 
     queue: Queue | None = None
     attributes: Mapping[str, str] | None = None
@@ -74,7 +74,7 @@ class FoundQueue:
 
 
 def look_at(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> FoundQueue:
-    """Find a queue and ask for its attributes. Any thread; raises nothing that SQS says."""
+    """Find a queue and ask for its attributes. Any thread. Errors of SQS are in the result."""
     queue = None
     try:
         queue = find()
@@ -86,7 +86,7 @@ def look_at(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> 
 def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
     """The queue that the redrive policy names, or the option `dead_letter_queue`; `None` if neither does.
 
-    The policy is asked for as seldom as workers do.
+    The policy is cached as in workers.
 
     Raises:
         SQSError: the dead-letter queue could not be found, or the policy is unknown and there is no option.
@@ -96,7 +96,7 @@ def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
     name = broker.options.for_queue(queue.name).dead_letter_queue
     if name is None and (error := broker.redrive.why_unknown(queue)) is not None:
         raise error
-    letters = broker.queues.find(name) if name else None  # not the book's, which would create it
+    letters = broker.queues.find(name) if name else None  # `redrive` would create it
     return None if letters is None or letters.url == queue.url else letters
 
 
@@ -122,37 +122,28 @@ class QueueDepth:
     dead_letters: int | None = None
     error: SQSError | None = None
 
-    def with_age(self, seconds: float | None) -> QueueDepth:
-        """It, with that age of the oldest message."""
-        return replace(self, oldest_age_seconds=seconds)
-
 
 def queue_depths(
     context: BrokerContext, names: Iterable[str], metrics: QueueMetrics | None = None
 ) -> list[QueueDepth]:
     """Ask SQS about queues by Celery's names, several at a time; and CloudWatch, where `metrics` are given.
 
-    Any thread but an event loop's. Costs two requests a queue, and another once for the URLs; CloudWatch's
-    see `QueueMetrics`. Raises nothing: each depth has its error.
+    Any thread but an event loop's. Costs two requests a queue, one more for a URL that is not known, and
+    those of `QueueMetrics`. Errors of SQS are in the depths.
     """
     depths = for_each(names, lambda name: _depth(context, name))
-    return depths if metrics is None else with_ages(depths, metrics, found_queues(context, depths))
-
-
-def found_queues(context: BrokerContext, depths: Sequence[QueueDepth]) -> list[Queue]:
-    """The queues that SQS has counted."""
-    return [context.queues.find(depth.queue) for depth in depths if depth.visible is not None]
-
-
-def with_ages(
-    depths: Sequence[QueueDepth], metrics: QueueMetrics, queues: Sequence[Queue]
-) -> list[QueueDepth]:
-    """The depths with the ages of the queues' oldest messages."""
-    ages = metrics.oldest_ages(queues)
+    if metrics is None:
+        return depths
+    ages = metrics.oldest_ages(counted_queues(context, depths))
     return [
-        replace(depth.with_age(ages.figures.get(depth.queue)), error=depth.error or ages.error)
+        replace(depth, oldest_age_seconds=ages.figures.get(depth.queue), error=depth.error or ages.error)
         for depth in depths
     ]
+
+
+def counted_queues(context: BrokerContext, depths: Sequence[QueueDepth]) -> list[Queue]:
+    """The queues that SQS has counted."""
+    return [context.queues.find(depth.queue) for depth in depths if depth.visible is not None]
 
 
 def _depth(context: BrokerContext, name: str) -> QueueDepth:

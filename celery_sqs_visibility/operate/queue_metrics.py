@@ -23,9 +23,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 #: A queue that comes into use may lack values for this long (SQS's guide: "up to 15 minutes").
 AGE_WINDOW_SECONDS: Final = 15 * 60
-MINUTE_SECONDS: Final = 60
-HOUR_SECONDS: Final = 3600
-DAY_SECONDS: Final = 24 * HOUR_SECONDS
+DAY_SECONDS: Final = 86_400
 
 OLDEST: Final = "ApproximateAgeOfOldestMessage"
 
@@ -41,7 +39,7 @@ TRAFFIC: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """By Celery's name of the queue, a figure where there is one; and why some are missing."""
+    """Figures by Celery's names of the queues, and why some are missing."""
 
     figures: dict[str, float]
     error: SQSError | None = None
@@ -58,14 +56,12 @@ class QueueMetrics:
         self._clock = clock
 
     def oldest_ages(self, queues: Sequence[Queue]) -> Measured:
-        """Seconds since the oldest message of each queue was sent, as of a minute ago or two."""
-        measured = self._ask(queues, (OLDEST,), "Maximum", AGE_WINDOW_SECONDS, MINUTE_SECONDS)
-        return Measured({queue: values[0] for queue, values in measured[0].items()}, measured[1])
+        """Seconds since the oldest message of each queue was sent, a minute or two ago."""
+        return self._ask(queues, (OLDEST,), "Maximum", AGE_WINDOW_SECONDS, 60, lambda values: values[0])
 
     def requests_of_a_day(self, queues: Sequence[Queue]) -> Measured:
         """An estimate of each queue's requests within the last 24 hours; see `TRAFFIC`."""
-        measured = self._ask(queues, TRAFFIC, "Sum", DAY_SECONDS, HOUR_SECONDS)
-        return Measured({queue: sum(values) for queue, values in measured[0].items()}, measured[1])
+        return self._ask(queues, TRAFFIC, "Sum", DAY_SECONDS, 3600, sum)
 
     def _ask(
         self,
@@ -74,28 +70,27 @@ class QueueMetrics:
         statistic: Literal["Maximum", "Sum"],
         window_seconds: int,
         period_seconds: int,
-    ) -> tuple[dict[str, list[float]], SQSError | None]:
+        combine: Callable[[list[float]], float],
+    ) -> Measured:
         now = self._clock.wall()
         span = Span(now - window_seconds, now, period_seconds)
-        shared: defaultdict[CloudWatch, list[Queue]] = defaultdict(list)
+        by_cloudwatch: defaultdict[CloudWatch, list[Queue]] = defaultdict(list)
         found: defaultdict[str, list[float]] = defaultdict(list)
         error: SQSError | None = None
         for queue in queues:
-            shared[self._cloudwatch_of(queue)].append(queue)
-        for cloudwatch, some in shared.items():
-            metrics = [
-                (queue.name, QueueMetric(queue.sqs_name, name, statistic)) for queue in some for name in names
-            ]
+            by_cloudwatch[self._cloudwatch_of(queue)].append(queue)
+        for cloudwatch, its_queues in by_cloudwatch.items():
+            pairs = [(queue, name) for queue in its_queues for name in names]
+            metrics = [QueueMetric(queue.sqs_name, name, statistic) for queue, name in pairs]
             try:
-                _refuse_to_mix(cloudwatch, some[0])
-                answers = cloudwatch.values([metric for _, metric in metrics], span)
+                _check_location(cloudwatch, its_queues[0])
+                answers = cloudwatch.values(metrics, span)
             except SQSError as failure:
                 error = _explained(failure)
                 continue
-            for (queue_name, _), values in zip(metrics, answers, strict=True):
-                if values:
-                    found[queue_name] += values
-        return dict(found), error
+            for (queue, _), values in zip(pairs, answers, strict=True):
+                found[queue.name] += values
+        return Measured({queue: combine(values) for queue, values in found.items() if values}, error)
 
 
 def metrics_of(context: BrokerContext) -> QueueMetrics:
@@ -109,8 +104,8 @@ def metrics_of(context: BrokerContext) -> QueueMetrics:
     return QueueMetrics(cloudwatch_of)
 
 
-def _refuse_to_mix(cloudwatch: CloudWatch, queue: Queue) -> None:
-    """Amazon's CloudWatch knows nothing of an emulator's queues, nor the reverse."""
+def _check_location(cloudwatch: CloudWatch, queue: Queue) -> None:
+    """Refuse to ask Amazon's CloudWatch about an emulator's queues, and the reverse."""
     location = queue.sqs.location()
     if location.is_amazons != cloudwatch.location().is_amazons:
         raise UnavailableError(

@@ -12,8 +12,8 @@ import click
 from celery import Celery
 
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.errors import AccessDeniedError, SQSError, SQSVisibilityError, UnavailableError
-from celery_sqs_visibility.operate.app_queues import QueueDepth, found_queues, queue_depths, queue_names
+from celery_sqs_visibility.errors import AccessDeniedError, SQSVisibilityError, UnavailableError
+from celery_sqs_visibility.operate.app_queues import QueueDepth, counted_queues, queue_depths, queue_names
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
 from celery_sqs_visibility.operate.invocation import (
     CONTROL_IS_OFF,
@@ -120,13 +120,17 @@ class QueueReport:
         A queue that SQS counted before, and does not count now, is as it was.
         """
         depths = queue_depths(self._context, self._names)
-        ages, requests = self._measure(found_queues(self._context, depths))
-        rows = [
-            self._or_as_before(_row(depth.with_age(ages.figures.get(depth.queue)), requests.figures))
-            for depth in depths
-        ]
+        ages, requests = self._measure(counted_queues(self._context, depths))
+        rows = []
+        for depth in depths:
+            aged = replace(depth, oldest_age_seconds=ages.figures.get(depth.queue))
+            rows.append(self._or_as_before(_row(aged, requests.figures)))
         errors = [depth.error for depth in depths] + [ages.error, requests.error]
-        notes = [*filter(None, map(_crowd, depths)), *_sentences(errors, estimated=bool(requests.figures))]
+        notes = [
+            *filter(None, map(_near_quota, depths)),
+            *([ESTIMATE] if requests.figures else []),
+            *dict.fromkeys(str(error) for error in errors if error is not None),
+        ]
         return Status(rows, notes=tuple(notes))
 
     def _or_as_before(self, row: QueueStatus) -> QueueStatus:
@@ -153,7 +157,7 @@ def _row(depth: QueueDepth, requests: Mapping[str, float]) -> QueueStatus:
     return QueueStatus(depth, round(count), round(usd_of(count, depth.queue), 4))
 
 
-def _crowd(depth: QueueDepth) -> str | None:
+def _near_quota(depth: QueueDepth) -> str | None:
     """A sentence about a queue near its quota of messages in flight."""
     if (depth.in_flight or 0) < MANY_IN_FLIGHT_MESSAGES:
         return None
@@ -164,24 +168,10 @@ def _crowd(depth: QueueDepth) -> str | None:
     )
 
 
-def _sentences(errors: Sequence[SQSError | None], *, estimated: bool) -> tuple[str, ...]:
-    sentences = [str(error) for error in errors if error is not None]
-    return tuple(dict.fromkeys([*([ESTIMATE] if estimated else []), *sentences]))
-
-
 #: The cursor to the top left, and nothing below it: the next table takes the place of the last.
 REDRAW: Final = "\x1b[H\x1b[J"
 
-QUEUE_COLUMNS: Final = [
-    "queue",
-    "visible",
-    "in flight",
-    "delayed",
-    "oldest",
-    "dead",
-    "req/day",
-    "USD/day",
-]
+QUEUE_COLUMNS: Final = ["queue", "visible", "in flight", "delayed", "oldest", "dead", "req/day", "USD/day"]
 WORKER_COLUMNS: Final = ["worker", "pool", "slots busy", "held", "hidden", "paused"]
 
 
@@ -207,21 +197,26 @@ def status(ctx: click.Context, seconds: float | None, timeout: float, *, as_json
     app = app_of(ctx)
     with broker_of(app) as context:
         report = QueueReport(context, queue_names(app, context.options), metrics_of(context))
-
         workers = WorkerAnswers(app, timeout)
 
         def take() -> Status:
             return workers.add_to(report.take())
 
-        show = _show_json if as_json else _show
+        def show(taken: Status) -> None:
+            if as_json:
+                show_json(taken.as_json())
+            else:
+                show_status(taken)
+
         if seconds is None:
             taken = take()
             show(taken)
             ctx.exit(taken.exit_status)
-        _watch(take, show, seconds)
+        watch(take, show, seconds)
 
 
-def _watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: float) -> None:
+def watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: float) -> None:
+    """Show the status every so many seconds, until Ctrl-C."""
     before_each, before_next = (REDRAW, "") if sys.stdout.isatty() else ("", "\n")
     try:
         while True:
@@ -267,11 +262,8 @@ class WorkerAnswers:
         return replace(taken, workers=workers, workers_age_seconds=age, notes=(*taken.notes, why))
 
 
-def _show_json(taken: Status) -> None:
-    show_json(taken.as_json())
-
-
-def _show(taken: Status) -> None:
+def show_status(taken: Status) -> None:
+    """Print tables of queues and workers, and the notes."""
     show_table(QUEUE_COLUMNS, [_queue_row(each) for each in taken.queues])
     if taken.workers:
         say()

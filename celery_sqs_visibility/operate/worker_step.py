@@ -68,17 +68,25 @@ class Operations(SQSStep):
 
 
 def metrics_of(parent: Any) -> WorkerMetrics | None:
-    """The metrics of a consumer's worker; nothing is imported where nobody gets any."""
+    """The metrics of a consumer's worker; nothing is imported where nobody gets any.
+
+    Raises:
+        ImproperlyConfigured: something that the options ask for is missing.
+    """
     context = parent.conninfo.transport.context
     if not context.options.has_metrics:
         return None
-    from celery_sqs_visibility.operate.metrics.worker_metrics import open_metrics  # noqa: PLC0415 - few need it
+    from celery_sqs_visibility.operate.metrics.worker_metrics import (  # noqa: PLC0415 - few need it
+        WorkerMetrics,
+        exporters_of,
+    )
 
-    return open_metrics(parent.app, context)
+    exporters = exporters_of(context.options)
+    return WorkerMetrics(parent.app, context, exporters) if exporters else None
 
 
 class ProbedListener(HTTPListener):
-    """A node's Unix socket for probes of this host, from the moment on in which `claim` makes it."""
+    """A node's Unix socket for probes of this host; `claim` makes it."""
 
     listens = False
     claimed = "the directory for probes of this host takes a socket"
@@ -89,19 +97,19 @@ class ProbedListener(HTTPListener):
         self._probed: ProbedSocket | None = None
 
     def claim(self) -> None:
-        """See `HTTPListener`: the temporary directory may not take it."""
+        """Make the socket, unless the temporary directory does not take it."""
         probed = ProbedSocket(self._node)
         self.socket.close()  # unbound yet: a forked child closes what is here
         self.socket, self._probed, self.listens = probed.socket, probed, True
 
     def remove(self) -> None:
-        """Remove the file; harmless where there is none."""
+        """Remove the file, if there is one."""
         if self._probed is not None:
             self._probed.remove()
 
 
 def probed_listener(node: str, routes: Routes) -> ProbedListener:
-    """The listener for probes of this host; it may begin later."""
+    """The listener for probes of this host, which may not listen yet."""
     listener = ProbedListener(node, routes)
     try:
         listener.claim()

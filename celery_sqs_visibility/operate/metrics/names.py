@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 
@@ -55,20 +56,6 @@ class Metric:
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
 
 
-def _counter(name: str, unit: str, labels: str, text: str, otel: str = "", operation: str = "") -> Metric:
-    return _metric(Kind.COUNTER, name, unit, labels, text, otel, operation)
-
-
-def _gauge(name: str, unit: str, labels: str, text: str) -> Metric:
-    return _metric(Kind.GAUGE, name, unit, labels, text)
-
-
-def _histogram(
-    name: str, labels: str, text: str, buckets: tuple[float, ...], otel: str = "", operation: str = ""
-) -> Metric:
-    return _metric(Kind.HISTOGRAM, name, "s", labels, text, otel, operation, buckets)
-
-
 def _metric(
     kind: Kind,
     name: str,
@@ -82,6 +69,16 @@ def _metric(
     otel = otel or f"celery_sqs.{name.removesuffix('_seconds')}"
     told = {"messaging.operation.name": operation} if operation else {}
     return Metric(kind, f"celery_sqs_{name}", otel, unit, tuple(labels.split()), text, buckets, told)
+
+
+_counter = partial(_metric, Kind.COUNTER)
+_gauge = partial(_metric, Kind.GAUGE)
+
+
+def _histogram(
+    name: str, labels: str, text: str, buckets: tuple[float, ...], otel: str = "", operation: str = ""
+) -> Metric:
+    return _metric(Kind.HISTOGRAM, name, "s", labels, text, otel, operation, buckets)
 
 
 TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by their end.")

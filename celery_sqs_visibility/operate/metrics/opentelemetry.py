@@ -19,7 +19,7 @@ from opentelemetry.context import get_current
 from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
-from celery_sqs_visibility.operate.metrics.series import Histogram, Labels, ReadGauge, Series
+from celery_sqs_visibility.operate.metrics.series import Counter, Histogram, Labels, ReadGauge, Series
 
 SYSTEM: Final = {"messaging.system": "aws_sqs"}
 
@@ -103,7 +103,7 @@ def export(series: Series, meter: Meter | None = None) -> Callable[[], None]:
     values = Values()
     observable = partial(_observable, values)
     for metric, counter in series.counters.items():
-        observable(meter.create_observable_counter, metric, partial(_items, counter.read))
+        observable(meter.create_observable_counter, metric, partial(_items, counter))
     for metric, histogram in series.histograms.items():
         if metric.is_conventional:
             histogram.record = _recorder(values, metric, meter)
@@ -123,8 +123,8 @@ def _stop(series: Series, values: Values) -> None:
     values.record()
 
 
-def _items(read: Callable[[], dict[Labels, float]]) -> Iterable[tuple[Labels, float]]:
-    return read().items()
+def _items(counter: Counter) -> Iterable[tuple[Labels, float]]:
+    return counter.read().items()
 
 
 def _buckets(histogram: Histogram) -> Iterator[tuple[Labels, float]]:

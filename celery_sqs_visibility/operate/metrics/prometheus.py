@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,17 +13,19 @@ from prometheus_client.registry import Collector
 from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.series import Series
 
-CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
+class Prometheus(Collector):
+    """The series, in the registry that also has the app's own metrics of this process. Any thread."""
 
-class SeriesCollector(Collector):
-    """Makes families of the series. Any thread."""
+    content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, series: Series) -> None:
+    def __init__(self, series: Series, registry: CollectorRegistry = REGISTRY) -> None:
         self._series = series
+        self._registry = registry
+        registry.register(self)
 
     def describe(self) -> list[Metric]:
-        """Nothing: so the registry does not collect only to learn the names."""
+        """Returns nothing, so that the registry does not collect to learn the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -48,19 +49,10 @@ class SeriesCollector(Collector):
                     gauges.add_metric(labels, value)
                 yield gauges
 
-
-class Prometheus:
-    """The series, in the registry that also has the app's own metrics of this process."""
-
-    def __init__(self, series: Series, registry: CollectorRegistry = REGISTRY) -> None:
-        self._registry = registry
-        self._collector = SeriesCollector(series)
-        registry.register(self._collector)
-
     def exposition(self) -> str:
-        """All of the registry, in the text format. Any thread."""
+        """All of the registry, in the text format."""
         return generate_latest(self._registry).decode()
 
     def close(self) -> None:
-        """Take the series out of the registry."""
-        self._registry.unregister(self._collector)
+        """Remove the series from the registry."""
+        self._registry.unregister(self)

@@ -62,7 +62,7 @@ class Recorder:
         series.gauges[names.LAST_RECEIVE] = self._last_receives
 
     def start(self) -> None:
-        """Listen; harmless if it does."""
+        """Listen. Idempotent."""
         if self._ends:
             return
         heard: dict[type[Event], Callable[[Any], None]] = {
@@ -92,7 +92,7 @@ class Recorder:
                     self._count[names.DEAD_LETTERED]((task, queue), 0)
 
     def stop(self) -> None:
-        """Listen no more; harmless if it does not."""
+        """Listen no more. Idempotent."""
         while self._ends:
             self._ends.pop()()
 

@@ -8,7 +8,7 @@ import os
 import random
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
@@ -33,12 +33,10 @@ logger = logging.getLogger(__name__)
 #: The package that each exporter needs; the extra has the exporter's name.
 PACKAGES: Final = {PROMETHEUS: "prometheus_client", OPENTELEMETRY: "opentelemetry.metrics"}
 
-PATH: Final = "/metrics"
-
 #: How long `stop` waits for the thread, which may be at a request.
 STOP_SECONDS: Final = 1.0
 
-#: A job is done within so many seconds of the start, however long its interval.
+#: Jobs are first done within this time, even if their interval is longer.
 FIRST_SECONDS: Final = 60.0
 
 #: A function, and the seconds after which it is called again.
@@ -46,9 +44,9 @@ Job = tuple[Callable[[], None], float]
 
 
 def next_time(now: float, interval: float, phase: float) -> float:
-    """The instant after `now` at which an interval begins, `phase` (0 to 1) of it after the clock's.
+    """The next instant at which `phase` (0 to 1) of an interval of the clock has passed.
 
-    Thus each interval of the clock has one, in each of many workers, which do not all do it at once.
+    Each interval has one such instant in each worker, and the workers' phases differ.
     """
     begun = math.floor(now / interval - phase)
     at = (begun + 1 + phase) * interval
@@ -56,7 +54,7 @@ def next_time(now: float, interval: float, phase: float) -> float:
 
 
 class Periodic:
-    """A thread for jobs, one after the other, from `start` to `stop`; then it calls `end`. Main thread."""
+    """A thread that repeats jobs, one after the other, until `stop`; then it calls `end`. Main thread."""
 
     def __init__(
         self, jobs: Sequence[Job], end: Callable[[], None] = lambda: None, clock: Clock = SYSTEM_CLOCK
@@ -75,7 +73,7 @@ class Periodic:
             logger.error("the thread that counts queues for metrics could not be started")
 
     def stop(self) -> None:
-        """End soon; harmless if it has ended."""
+        """End soon. Idempotent."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
@@ -133,30 +131,6 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def open_metrics(app: Any, context: BrokerContext) -> WorkerMetrics | None:
-    """The metrics of a worker, to be started; `None` if nobody gets any. No request, no thread.
-
-    Raises:
-        ImproperlyConfigured: something that the options ask for is missing.
-    """
-    exporters = exporters_of(context.options)
-    return WorkerMetrics(app, context, exporters) if exporters else None
-
-
-def sqs_names(options: Options, queues: Iterable[str]) -> dict[str, str]:
-    """Celery's names of queues by SQS's. No request."""
-    given, prefix = options.predefined_queues, options.queue_name_prefix
-    return {name_at_sqs(given, queue, prefix): queue for queue in queues}
-
-
-def url_or_name(context: BrokerContext, queue: str) -> str:
-    """A queue's URL, which SQS is asked for once; its name while that is not known."""
-    try:
-        return context.queues.find(queue).url
-    except SQSError:
-        return queue
-
-
 class WorkerMetrics:
     """A worker's counters and their exporters. Main thread; `routes` are called in other threads.
 
@@ -199,25 +173,28 @@ class WorkerMetrics:
         self._ends.append(self._periodic.stop)
 
     def stop(self) -> None:
-        """Count no more; harmless if it does not."""
+        """Count no more. Idempotent."""
         while self._ends:
             self._ends.pop()()
 
     def _queues(self) -> list[str]:
+        """Celery's names of the queues that the worker consumes now."""
         return list(self._app.amqp.queues.consume_from)
 
     def _names_at_sqs(self) -> dict[str, str]:
         """Celery's names of consumed queues, by SQS's. Any thread, at each request about another queue."""
         if (consumed := self._queues()) != self._consumed:
-            self._names, self._consumed = sqs_names(self._context.options, consumed), consumed
+            given, prefix = self._context.options.predefined_queues, self._context.options.queue_name_prefix
+            self._names = {name_at_sqs(given, queue, prefix): queue for queue in consumed}
+            self._consumed = consumed
         return self._names
 
     def _open_prometheus(self) -> None:
-        from celery_sqs_visibility.operate.metrics import prometheus  # noqa: PLC0415 - an optional dependency
+        from celery_sqs_visibility.operate.metrics.prometheus import Prometheus  # noqa: PLC0415 - optional
 
-        exporter = prometheus.Prometheus(self._series)
+        exporter = Prometheus(self._series)
         self._ends.append(exporter.close)
-        self.routes[PATH] = lambda: Response(exporter.exposition(), content_type=prometheus.CONTENT_TYPE)
+        self.routes["/metrics"] = lambda: Response(exporter.exposition(), content_type=exporter.content_type)
 
     def _open_opentelemetry(self) -> None:
         from celery_sqs_visibility.operate.metrics import opentelemetry  # noqa: PLC0415 - likewise
@@ -242,17 +219,20 @@ class WorkerMetrics:
 
     def _leader_key(self) -> str:
         """The key that workers of the same queues at SQS share; a digest, since a key's length is bounded."""
-        queues = sorted(url_or_name(self._context, name) for name in self._queues())
+        queues = sorted(map(self._url_or_name, self._queues()))
         return f"queue-depths:{sha256(chr(10).join(queues).encode()).hexdigest()}"
+
+    def _url_or_name(self, queue: str) -> str:
+        """A queue's URL, which SQS is asked for once; its name while that is not known."""
+        try:
+            return self._context.queues.find(queue).url
+        except SQSError:
+            return queue
 
     def _log_job(self) -> Job:
         from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
 
-        log = EMFLog(
-            self._queues,
-            lambda: worker_state(self._context),
-            lambda: self._sampler.depths,
-        )
+        log = EMFLog(self._queues, lambda: worker_state(self._context), lambda: self._sampler.depths)
         return log.write, INTERVAL_SECONDS
 
 

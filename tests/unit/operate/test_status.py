@@ -137,7 +137,7 @@ def test_watching_goes_on_until_ctrl_c():
             return each
         raise KeyboardInterrupt
 
-    module._watch(take, shown.append, 0.001)
+    module.watch(take, shown.append, 0.001)
     assert shown == [1, 2]
 
 
@@ -149,7 +149,7 @@ def test_frames_that_are_piped_do_not_run_together(capsys):
             return each
         raise KeyboardInterrupt
 
-    module._watch(take, print, 0.001)
+    module.watch(take, print, 0.001)
     assert capsys.readouterr().out == "a\n\nb\n"
 
 
@@ -163,7 +163,7 @@ def test_a_queue_that_does_not_answer_is_as_it_was_and_its_age_is_told(report, c
     taken = taking.take()
     (row,) = taken.queues
     assert (row.depth.visible, row.depth.oldest_age_seconds, row.age_seconds) == (0, 7.0, 14)
-    module._show(taken)
+    module.show_status(taken)
     shown = capsys.readouterr().out
     assert "old figures: q 14s ago" in shown
     assert "no answer" in shown
@@ -197,7 +197,7 @@ def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     rows = [QueueStatus(QueueDepth(q, 120_400, 1600, 30, 250.0, 12), 11_840_000, 4.7361) for q in queues]
-    module._show(Status(rows))
+    module.show_status(Status(rows))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     name = "".join(line[: line.find("  ")] if "  " in line else line for line in lines[1:])
@@ -217,7 +217,7 @@ def test_workers_are_shown_with_their_pauses(capsys):
         "a@h": {"pool": "prefork", "slots": 4, "busy": 2, "queues": {"mail": mail, "other": other}},
         "b@h": {"error": "KeyError('sqs_queues')"},
     }
-    module._show(Status([], workers))
+    module.show_status(Status([], workers))
     shown = capsys.readouterr().out
     assert "a@h     prefork  2/4            4      12  mail (8m12s left)" in shown
     assert "b@h" in shown
