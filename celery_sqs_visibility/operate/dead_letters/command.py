@@ -48,7 +48,7 @@ _FILTERS: Final = (
 
 
 def _place_options(command: F) -> F:
-    """Add QUEUE and the option for its dead-letter queue; the command gets the place, while it is in use."""
+    """Add QUEUE and the option for its dead-letter queue. The command gets their `Place`."""
 
     @click.argument("queue")
     @click.option(
@@ -120,7 +120,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
         letter = next((letter for batch in session.batches() for letter in batch), None)
         if letter is None:
             raise _not_there(session)
-        facts = whole(letter, place, place.context.payloads)
+        facts = whole(letter, place, place.context.payloads, session.now())
     (show_json if as_json else show_whole)(facts)
 
 
@@ -167,7 +167,11 @@ def retry_letters(
         which = _which(place, ids, filtered=any(filters.values()))
         click.confirm(f"Run the tasks again of {which}?", abort=True, err=True)
     if native:
-        _move_natively(place, rate, as_json=as_json)
+        moved = move_all(place, rate)
+        if as_json:
+            show_json(moved)
+        else:
+            say(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
         return
     with session_of(place, selection, limit) as session:
         if dry_run:
@@ -213,24 +217,13 @@ def delete_letters(
                 moves.delete(batch)
 
 
-def _move_natively(place: Place, rate: float | None, *, as_json: bool) -> None:
-    moved = move_all(place, rate)
-    if as_json:
-        show_json(moved)
-    else:
-        say(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
-
-
 def _chosen(place: Place, ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> Selection:  # noqa: FBT001
-    if bool(ids) == everything and (ids or not _narrow(filters)):
+    # `--any-source` is no filter: it takes more letters.
+    filtered = any(value is not None for name, value in filters.items() if name != "any_source")
+    if bool(ids) == everything and (ids or not filtered):
         raise click.UsageError("name the dead letters by their IDs, or by a filter, or take all by --all")
     checked = [_checked_id(each) for each in ids]
     return _selection(place, ids=checked, **{**filters, "any_source": filters["any_source"] or bool(ids)})
-
-
-def _narrow(filters: dict[str, Any]) -> bool:
-    """Whether a filter leaves letters out; `--any-source` takes more."""
-    return any(value is not None for name, value in filters.items() if name != "any_source")
 
 
 def _checked_id(text: str) -> str:
@@ -317,20 +310,16 @@ def _not_there(session: Session) -> CommandError:
 
 
 def _of_those(session: Session) -> str:
-    """What a sentence about no letters leaves open."""
+    """Limits a sentence about no letters to those that SQS gives."""
     return ", of those that SQS gives" if session.behind else ""
 
 
 def _show_outcome(done: str, outcome: Outcome, of_those: str) -> None:
-    say(_sentence(done, outcome, of_those))
+    number = len(outcome.done)
+    if number or outcome.failed:
+        were = "was" if number == 1 else "were"
+        say(f"{counted(number, LETTER)} {were} {done}{_to_queues(outcome.sent_to)}.")
+    else:
+        say(f"No dead letters match{of_those}: none were {done}.")
     for letter_id, reason in outcome.failed.items():
         say(f"{letter_id} was not: {reason}", err=True)
-
-
-def _sentence(done: str, outcome: Outcome, of_those: str = "") -> str:
-    number = len(outcome.done)
-    if not number and not outcome.failed:
-        return f"No dead letters match{of_those}: none were {done}."
-    return (
-        f"{counted(number, LETTER)} {'was' if number == 1 else 'were'} {done}{_to_queues(outcome.sent_to)}."
-    )

@@ -63,7 +63,7 @@ class Letter:
 
     @property
     def said(self) -> dict[str, str]:
-        """What a worker has written about it; empty if SQS has moved it, with or without an earlier text."""
+        """Facts that a worker has written about it; empty if SQS has moved it."""
         return {} if SOURCE_ARN in self.system else described(self.attributes)
 
     @property
@@ -73,7 +73,7 @@ class Letter:
 
     @property
     def task_id(self) -> str | None:
-        """The task's id, likewise."""
+        """The task's id, as far as it is known."""
         return self.said.get("task_id") or getattr(self.content, "task_id", None)
 
     @property
@@ -92,6 +92,12 @@ class Letter:
     def sent(self) -> float:
         """When it was given up or, where SQS moved it, sent: in seconds since the epoch, by SQS's clock."""
         return int(self.system.get("SentTimestamp", 0)) / 1000
+
+    @property
+    def names(self) -> set[str]:
+        """Its id, its task's id and that of the message that was given up, whole and short."""
+        whole = (self.id, self.task_id, self.said.get("message_id"))
+        return {name for text in whole if text for name in (text, text[:SHORT_ID_CHARACTERS])}
 
     def age(self, now: float) -> float:
         """Seconds since then."""
@@ -169,7 +175,7 @@ class Selection:
 
     def named(self, letter: Letter) -> set[str]:
         """The ids that match the letter."""
-        return set(self.ids) & letter_names(letter)
+        return set(self.ids) & letter.names
 
     def takes(self, letter: Letter, now: float) -> bool:
         """Whether the letter passes all filters, `now` in seconds since the epoch, by SQS's clock."""
@@ -182,12 +188,6 @@ class Selection:
             and (self.older_than is None or age >= self.older_than)
             and (self.newer_than is None or age < self.newer_than)
         )
-
-
-def letter_names(letter: Letter) -> set[str]:
-    """Names of a letter, whole or short: its id, its task's, and that of the message that was given up."""
-    whole = {letter.id, letter.task_id, letter.said.get("message_id")} - {None}
-    return {name for text in whole if text for name in (text, text[:SHORT_ID_CHARACTERS])}
 
 
 def _matches(exception: str, glob: str) -> bool:

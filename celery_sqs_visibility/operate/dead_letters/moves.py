@@ -40,9 +40,6 @@ from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload
 #: The reason for a letter that was sent, and whose deletion failed.
 TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
 
-#: The reason for a letter that names a queue to which nothing may be sent.
-NOT_AGREED: Final = "it names queue {!r}, to which nothing was agreed to be sent; --yes agrees"
-
 #: The fastest pace that SQS can be told (API_StartMessageMoveTask).
 MAX_MOVES_PER_SECOND: Final = 500
 
@@ -108,8 +105,8 @@ class Moves:
                 by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
         for target, pairs in by_target.items():
             # Of a FIFO queue one at a time: SendMessageBatch may refuse one, and take those behind it.
-            most = 1 if target.fifo else self._most()
-            for batch in batches_of([message for _, message in pairs], most):
+            size = 1 if target.fifo else self._batch_size()
+            for batch in batches_of([message for _, message in pairs], size):
                 self._paced([pairs[position] for position in batch], target)
 
     def delete(self, letters: Sequence[Letter]) -> None:
@@ -127,21 +124,23 @@ class Moves:
         except RefusedError as error:
             reason: str | None = str(error)
         else:
-            reason = self._why_not(letter) or self._why_not_to(target)
+            reason = self._payload_problem(letter) or self._target_problem(target)
             if reason is None:
                 return target
         self.outcome.failed[letter.id] = str(reason)
         return None
 
-    def _why_not_to(self, target: Queue) -> str | None:
+    def _target_problem(self, target: Queue) -> str | None:
         """Why nothing is sent to a queue: whoever may send to the dead-letter queue may name any queue."""
         if target.url == self.place.source.url:
             return None
         if target.url not in self._agreed:
             self._agreed[target.url] = self.agrees(target)
-        return None if self._agreed[target.url] else NOT_AGREED.format(target.name)
+        if self._agreed[target.url]:
+            return None
+        return f"it names queue {target.name!r}, to which nothing was agreed to be sent; --yes agrees"
 
-    def _most(self) -> int:
+    def _batch_size(self) -> int:
         return BATCH_ENTRIES if self.per_second is None else max(1, min(BATCH_ENTRIES, int(self.per_second)))
 
     def _paced(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
@@ -174,7 +173,7 @@ class Moves:
             self._delete(sent, TWICE)
 
     def _delete(self, letters: Sequence[Letter], sentence: str) -> list[Letter]:
-        """Delete up to ten letters, and return those that were deleted."""
+        """Delete up to ten letters. Returns those that were deleted."""
         queue = self.place.letters
         handles = [self.held.handle(letter.id) for letter in letters]
         try:
@@ -188,7 +187,7 @@ class Moves:
         self.held.forget(letter.id for letter in deleted)
         return deleted
 
-    def _why_not(self, letter: Letter) -> str | None:
+    def _payload_problem(self, letter: Letter) -> str | None:
         """Why the letter's task could not run: its payload is gone."""
         if not isinstance(letter.content, PayloadPointer) or self.payloads is None:
             return None
@@ -223,15 +222,15 @@ def _body(letter: Letter) -> str:
     return letter.message["Body"]
 
 
-def batches_of(messages: Sequence[OutgoingMessage], most: int = BATCH_ENTRIES) -> Iterator[range]:
+def batches_of(messages: Sequence[OutgoingMessage], size: int = BATCH_ENTRIES) -> Iterator[range]:
     """Positions of messages that fit into one SendMessageBatch, in their order."""
-    begin, size = 0, 0
+    begin, bytes_ = 0, 0
     for position, message in enumerate(messages):
         own = message_bytes(message.body, message.attributes)
-        if position > begin and (position - begin == most or size + own > MESSAGE_BYTES):
+        if position > begin and (position - begin == size or bytes_ + own > MESSAGE_BYTES):
             yield range(begin, position)
-            begin, size = position, 0
-        size += own
+            begin, bytes_ = position, 0
+        bytes_ += own
     if begin < len(messages):
         yield range(begin, len(messages))
 
@@ -265,7 +264,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
 
 
 def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
-    """Start the task. Return the task that was the latest before."""
+    """Start the task. Returns the one before it."""
     try:
         before = place.letters.sqs.latest_move_task(source_arn)
         place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)

@@ -10,10 +10,10 @@ import select
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final, TextIO
+from typing import Final, TextIO
 
 import click
 
@@ -31,38 +31,16 @@ from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-NONE: Final = (
-    "no redrive policy, and no option dead_letter_queue. Name the queue that has its dead letters by "
-    "--dead-letter-queue"
-)
-
-#: For how long a message is hidden at a time; so long it stays hidden where the command is killed.
+#: How long a message is hidden at a time, and stays hidden where the command is killed.
 HOLD_SECONDS: Final = 120
 
 #: A long poll, since a short one asks only some of SQS's servers.
 WAIT_SECONDS: Final = 1
 
-#: After this many receives in a row that bring only known or only later messages there is nothing left.
+#: After this many receives in a row without a new message, or with later ones only, the look ends.
 MAX_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
-
-MOVES_ON: Final = (
-    "Warning: dead-letter queue {!r} has a redrive policy of its own, and each look at a message counts as a "
-    "receive: messages may move on."
-)
-
-LEFT_OUT: Final = (
-    "Left out: {} of {!r} that somebody else has received: another command, a worker or a Lambda function. A "
-    f"command gives them back at its end, or {HOLD_SECONDS} s after it was killed."
-)
-
-BEHIND: Final = (
-    "Left out: {} of {!r} behind others of their FIFO group: SQS gives no more of a group while its first "
-    "ones are hidden. Send back or delete the first ones, too: name their IDs, or say --all without filters."
-)
-
-LATER: Final = "Left out: {} that came after this command began."
 
 #: How often an answer is looked for, in seconds.
 ANSWER_SECONDS: Final = 0.5
@@ -129,7 +107,10 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
     source = context.queues.find(queue)
     found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
     if found is None:
-        raise CommandError(f"queue {queue!r} has no dead-letter queue: {NONE}")
+        raise CommandError(
+            f"queue {queue!r} has no dead-letter queue: no redrive policy, and no option dead_letter_queue. "
+            "Name the queue that has its dead letters by --dead-letter-queue"
+        )
     policy = context.redrive.get(source, SYSTEM_CLOCK.monotonic())
     return Place(context, source, found, policy is not None and policy.name == found.sqs_name)
 
@@ -202,7 +183,7 @@ class HeldMessages:
             self.extend()
 
     def extend(self) -> None:
-        """Hide messages for longer that would be visible soon."""
+        """Extend messages that would be visible soon."""
         now = self._clock.monotonic()
         due = [key for key, (_, deadline) in self._handles.items() if deadline - now < HOLD_SECONDS / 2]
         for key in self._change(due, HOLD_SECONDS):
@@ -213,19 +194,19 @@ class HeldMessages:
         return self._handles[message_id][0]
 
     def forget(self, message_ids: Iterable[str]) -> None:
-        """Forget messages, since they are deleted."""
+        """Forget deleted messages."""
         for message_id in message_ids:
             self._handles.pop(message_id, None)
 
     def release(self) -> int:
-        """Make held messages visible again; return how many stay hidden, for `HOLD_SECONDS` at the most."""
+        """Make held messages visible again. Returns how many stay hidden, up to `HOLD_SECONDS`."""
         kept = list(self._handles)
         released = self._change(kept, 0)
         self._handles.clear()
         return len(kept) - len(released)
 
     def _change(self, message_ids: Sequence[str], seconds: int) -> list[str]:
-        """Change the visibility of messages, and return those that were changed. A failure does no harm."""
+        """Change the visibility of messages. Returns those that were changed; `problem` says why not all."""
         changed: list[str] = []
         for start in range(0, len(message_ids), BATCH_ENTRIES):
             batch = message_ids[start : start + BATCH_ENTRIES]
@@ -352,28 +333,29 @@ class Session:
         ids = self.selection.ids
         return len(ids) == 1 and any(letter.id in ids for letter in meant)
 
-    def _progress(self) -> Any:
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[int], None]]:
         """A bar on a terminal; its length is approximate, as SQS's counts are."""
         if not sys.stderr.isatty():
-            return nullcontext(lambda _number: None)
+            yield lambda _number: None
+            return
         try:
             length = count(self.place.letters, VISIBLE)
         except SQSError:
             length = 0
-        return _bar(length)
-
-
-@contextmanager
-def _bar(length: int) -> Iterator[Callable[[int], None]]:
-    with click.progressbar(length=max(length, 1), file=sys.stderr, show_pos=True) as bar:
-        yield bar.update
+        with click.progressbar(length=max(length, 1), file=sys.stderr, show_pos=True) as bar:
+            yield bar.update
 
 
 @contextmanager
 def session_of(place: Place, selection: Selection, limit: int | None) -> Iterator[Session]:
     """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
     if place.moves_on:
-        say(MOVES_ON.format(place.letters.name), err=True)
+        say(
+            f"Warning: dead-letter queue {place.letters.name!r} has a redrive policy of its own, and each "
+            "look at a message counts as a receive: messages may move on.",
+            err=True,
+        )
     with stop_on_signals(second_raises=True) as stop:
         held = HeldMessages(place.letters, SYSTEM_CLOCK, stop)
         ahead = clock_offset(place.letters.sqs.location().endpoint) or 0.0
@@ -390,15 +372,25 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
                     f"{HOLD_SECONDS} s: {held.problem}",
                     err=True,
                 )
+    for sentence in _left_out(session, elsewhere, behind):
+        say(f"Left out: {sentence}", err=True)
+
+
+def _left_out(session: Session, elsewhere: int, behind: int) -> Iterator[str]:
+    name = session.place.letters.name
     if elsewhere:
-        say(LEFT_OUT.format(counted(elsewhere, "message"), place.letters.name), err=True)
-    if behind:
-        say(BEHIND.format(counted(behind, "message"), place.letters.name), err=True)
-    if session.later:
-        say(LATER.format(counted(session.later, "dead letter")), err=True)
-    if session.others:
-        say(
-            f"Left out: {counted(session.others, 'dead letter')} of other queues; --any-source takes them, "
-            "too.",
-            err=True,
+        yield (
+            f"{counted(elsewhere, 'message')} of {name!r} that somebody else has received: another command, "
+            f"a worker or a Lambda function. A command gives them back at its end, or {HOLD_SECONDS} s after "
+            "it was killed."
         )
+    if behind:
+        yield (
+            f"{counted(behind, 'message')} of {name!r} behind others of their FIFO group: SQS gives no more "
+            "of a group while its first ones are hidden. Send back or delete the first ones, too: name "
+            "their IDs, or say --all without filters."
+        )
+    if session.later:
+        yield f"{counted(session.later, 'dead letter')} that came after this command began."
+    if session.others:
+        yield f"{counted(session.others, 'dead letter')} of other queues; --any-source takes them, too."

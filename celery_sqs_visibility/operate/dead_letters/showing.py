@@ -20,7 +20,6 @@ from celery_sqs_visibility.operate.dead_letters.letter import (
 from celery_sqs_visibility.operate.dead_letters.session import Place
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import say, show_table
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.message_limits import beginning
 from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer
 from celery_sqs_visibility.policy.printable import printable
@@ -54,8 +53,8 @@ def _cell(text: str | None) -> str | None:
     return None if text is None else beginning(" ".join(text.split()), CELL_CHARACTERS)
 
 
-def whole(letter: Letter, place: Place, payloads: PayloadStore | None) -> dict[str, Any]:
-    """All there is to know of a letter. A payload in S3 is fetched."""
+def whole(letter: Letter, place: Place, payloads: PayloadStore | None, now: float) -> dict[str, Any]:
+    """All facts of a letter, `now` in seconds since the epoch. A payload in S3 is fetched."""
     content, problem = letter.content, None
     if isinstance(content, PayloadPointer) and payloads is not None:
         try:
@@ -65,7 +64,7 @@ def whole(letter: Letter, place: Place, payloads: PayloadStore | None) -> dict[s
         except SQSVisibilityError as error:
             problem = str(error)
     task = _task(content) if isinstance(content, DecodedMessage) else {"unreadable": problem or str(content)}
-    summary = letter.summary(SYSTEM_CLOCK.wall())
+    summary = letter.summary(now)
     return {
         **summary,
         **{name: text for name, text in letter.said.items() if name not in summary},

@@ -1,71 +1,173 @@
-"""Which letters a command takes, and its sentences."""
+"""The commands, on a queue in memory: what they take, refuse, ask and print."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 
-import click
 import pytest
 
-from celery_sqs_visibility.errors import RequestRefusedError, UnavailableError
-from celery_sqs_visibility.operate.dead_letters.command import _checked_id, _chosen, _sentence, _to_queues
-from celery_sqs_visibility.operate.dead_letters.moves import Outcome, move_all
-from celery_sqs_visibility.operate.invocation import CommandError
-
-FILTERS = {"task": None, "exception": None, "older_than": None, "newer_than": None, "any_source": False}
+from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.operate.dead_letters import session
+from celery_sqs_visibility.operate.dead_letters.command import dead_letters
 
 
-@pytest.mark.parametrize("name", ["task", "exception", "older_than", "newer_than"])
-def test_a_filter_is_enough(site, name):
-    given = 0.0 if name.endswith("than") else "proj.*"
-    chosen = _chosen(site.place, (), False, {**FILTERS, name: given})
-    assert (getattr(chosen, name), chosen.sources) == (given, site.place.source_names)
+@pytest.fixture
+def run(run_on, site, monkeypatch):
+    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    return lambda *args, **options: run_on(site.sqs, dead_letters, *args, **options)
 
 
 @pytest.mark.parametrize(
-    ("ids", "everything", "filters"),
-    [((), False, {}), ((), False, {"any_source": True}), (("b2a660b2",), True, {})],
-    ids=["nothing", "nothing of any source", "IDs and all"],
+    "chosen",
+    [("--task", "proj.*"), ("--exception", "E*"), ("--older-than", "0s"), ("--newer-than", "1d")],
+    ids=str,
 )
-def test_what_is_meant_has_to_be_said(site, ids, everything, filters):
-    with pytest.raises(click.UsageError, match="by their IDs, or by a filter, or take all by --all"):
-        _chosen(site.place, ids, everything, {**FILTERS, **filters})
+def test_a_filter_is_enough_and_takes_the_letters_of_the_queue(site, run, chosen):
+    for source in ("orders", "others"):
+        site.add(exception="Error", source_queue=source)
+    site.clock.advance(1)
+    done = run("delete", "orders", *chosen, "--yes")
+    assert done.stdout == "1 dead letter was deleted.\n"
+
+
+@pytest.mark.parametrize("chosen", [[], ["--any-source"], ["b2a660b2", "--all"]], ids=str)
+def test_what_is_meant_has_to_be_said(run, chosen):
+    done = run("delete", "orders", *chosen, "--yes")
+    assert done.exit_code == 2
+    assert "by their IDs, or by a filter, or take all by --all" in " ".join(done.stderr.split())
+
+
+def test_an_id_of_a_few_characters_is_refused(run):
+    done = run("show", "orders", "b2a660b")
+    assert (done.exit_code, "'b2a660b' is too short for an ID" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("number", "sentence"),
-    [(0, "No dead letters match"), (1, "1 dead letter was "), (2, "2 dead letters were ")],
-)
-def test_letters_are_counted(number, sentence):
-    assert _sentence("deleted", Outcome(done=["an-id"] * number)).startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    ("error", "raised"),
+    ("chosen", "out"),
     [
-        (UnavailableError("answered 500: <html>", code="500"), CommandError),
-        (RequestRefusedError("answered InvalidAction: no", code="InvalidAction"), CommandError),
-        (UnavailableError("answered InternalError", code="InternalError"), UnavailableError),
+        ("--all", "12 dead letters were deleted.\n"),
+        ("--task=proj.add11", "No dead letters match, of those that SQS gives: none were deleted.\n"),
     ],
 )
-def test_an_endpoint_without_move_tasks_is_told(site, monkeypatch, error, raised):
-    def start_move_task(*_):
-        raise error
+def test_no_match_is_claimed_of_letters_behind_others_only_where_they_were_reached(
+    make_site, run_on, monkeypatch, chosen, out
+):
+    site = make_site(".fifo")
+    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    for number in range(12):
+        site.add(task=f"proj.add{number}", group="g")
+    site.clock.advance(1)
+    done = run_on(site.sqs, dead_letters, "delete", "orders.fifo", chosen, "--yes")
+    assert done.stdout == out
+    assert bool(done.stderr) is (chosen != "--all")
 
-    monkeypatch.setattr(site.sqs, "start_move_task", start_move_task)
-    with pytest.raises(raised) as caught:
-        move_all(site.place, None)
-    assert ("leave out --native" in str(caught.value)) is (raised is CommandError)
+
+def moves(site):
+    return [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
 
 
-def test_an_id_of_a_few_characters_is_refused():
-    assert _checked_id("b2a660b2") == "b2a660b2"
-    with pytest.raises(click.UsageError, match="'b2a660b' is too short for an ID"):
-        _checked_id("b2a660b")
+def test_sqs_moves_all_letters_itself(site, run):
+    site.add()
+    done = run("retry", "orders", "--all", "--native", "--rate", "7", "--yes")
+    assert (done.exit_code, done.stdout) == (0, "SQS moved 1 message to 'orders'.\n")
+    assert [each["per_second"] for each in moves(site)] == [7]
+    site.clock.advance(1)
+    site.add()
+    assert json.loads(run("retry", "orders", "--all", "--native", "--yes", "--json").stdout) == {
+        "moved": 1,
+        "to": "orders",
+    }
 
 
 @pytest.mark.parametrize(
-    ("sent_to", "end"), [({}, ""), ({"a": 2}, " to 'a'"), ({"a": 2, "b": 1}, ": 2 to 'a', 1 to 'b'")]
+    "chosen",
+    [["b2a660b2"], ["--all", "--dry-run"], ["--all", "--limit", "3"], ["--task", "proj.*"]],
+    ids=str,
 )
-def test_the_queues_that_letters_go_to_end_the_sentence(sent_to, end):
-    assert _to_queues(Counter(sent_to)) == end
+def test_sqs_own_move_takes_no_choice(site, run, chosen):
+    done = run("retry", "orders", "--native", *chosen)
+    assert done.exit_code == 2
+    assert "--native moves all messages" in done.stderr
+    assert moves(site) == []
+
+
+@pytest.mark.parametrize(("number", "is_told"), [(1, False), (2, True)])
+def test_a_list_that_is_full_may_not_be_whole(site, run, number, is_told):
+    for _ in range(number):
+        site.add()
+    site.clock.advance(1)
+    listed = run("list", "orders", "--limit", "2").stdout
+    assert ("There may be more than 2: see --limit." in listed) is is_told
+
+
+@pytest.mark.parametrize(("suffix", "is_of_groups"), [("", False), (".fifo", True)], ids=["standard", "FIFO"])
+def test_a_letter_that_is_not_there_is_told(make_site, run_on, monkeypatch, suffix, is_of_groups):
+    site = make_site(suffix)
+    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    done = run_on(site.sqs, dead_letters, "show", f"orders{suffix}", "b2a660b2")
+    assert done.exit_code == 1
+    assert f"there is no dead letter 'b2a660b2' in 'dead{suffix}'" in done.stderr
+    assert ("only the first ten can be seen at a time" in done.stderr) is is_of_groups
+
+
+@pytest.mark.parametrize(
+    ("chosen", "which"),
+    [
+        (["b2a660b2"], "1 dead letter"),
+        (["b2a660b2", "b2a660b3"], "2 dead letters"),
+        (["--task", "proj.*"], "all dead letters that match"),
+        (["--all"], "all dead letters (about 1)"),
+    ],
+    ids=str,
+)
+def test_before_letters_are_deleted_it_is_asked_which(site, run, chosen, which):
+    site.add()
+    done = run("delete", "orders", *chosen, typed="n\n")
+    assert done.exit_code == 1
+    assert f"Delete {which} of queue 'orders' from 'dead' for good?" in done.stderr
+    assert len(site.messages(site.letters)) == 1
+
+
+def test_it_is_asked_without_a_number_where_sqs_does_not_count(site, run, monkeypatch):
+    attributes = site.sqs.queue_attributes
+
+    def without_counts(url, names):
+        if "ApproximateNumberOfMessages" in names:
+            raise UnavailableError("gone")
+        return attributes(url, names)
+
+    monkeypatch.setattr(site.sqs, "queue_attributes", without_counts)
+    asked = run("delete", "orders", "--all", typed="n\n").stderr
+    assert "Delete all dead letters of queue 'orders'" in asked
+
+
+def test_a_plan_says_of_each_letter_where_it_would_go(site, run):
+    site.add()
+    site.add(source_queue="gone")
+    site.clock.advance(1)
+    planned = run("retry", "orders", "--all", "--any-source", "--dry-run", "--json")
+    assert {each["to"] for each in json.loads(planned.stdout)} == {"orders", "gone"}
+    assert site.messages(site.queue) == []
+    shown = run("retry", "orders", "--all", "--any-source", "--dry-run").stdout
+    assert "2 dead letters would be sent back: 1 to 'orders', 1 to 'gone'." in shown
+    shown = run("retry", "orders", "--all", "--dry-run").stdout
+    assert "1 dead letter would be sent back to 'orders'." in shown
+    shown = run("retry", "orders", "--task", "other", "--dry-run").stdout
+    assert shown == "0 dead letters would be sent back.\n"
+
+
+def test_a_dry_run_tells_of_letters_that_are_not_there(site, run):
+    site.add()
+    done = run("retry", "orders", "b2a660b2", "--dry-run")
+    assert done.exit_code != 0
+    assert "b2a660b2" in str(done.exception) + done.output
+
+
+@pytest.mark.parametrize("options", [[], ["--native"], ["--task", "proj.*"]], ids=" ".join)
+@pytest.mark.parametrize(("typed", "is_sent"), [("y\n", True), ("n\n", False), ("", False)])
+def test_a_retry_of_all_is_asked_about_and_no_answer_means_no(site, run, options, typed, is_sent):
+    site.add()
+    site.clock.advance(1)
+    done = run("retry", "orders", "--all", *options, typed=typed)
+    assert "from 'dead'? [y/N]" in done.stderr
+    assert (done.exit_code, len(site.messages(site.queue))) == ((0, 1) if is_sent else (1, 0))

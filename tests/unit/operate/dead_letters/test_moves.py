@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
-from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -15,10 +15,10 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
-from celery_sqs_visibility.operate.dead_letters.command import _named_target
+from celery_sqs_visibility.operate.dead_letters import moves
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
-from celery_sqs_visibility.operate.dead_letters.moves import batches_of, message_to_send_back
-from celery_sqs_visibility.operate.invocation import ATTEMPTS
+from celery_sqs_visibility.operate.dead_letters.moves import batches_of, message_to_send_back, move_all
+from celery_sqs_visibility.operate.invocation import ATTEMPTS, CommandError
 from celery_sqs_visibility.policy.payload_pointers import (
     PayloadPointer,
     ReadablePayloads,
@@ -133,7 +133,6 @@ def test_a_letter_that_names_no_possible_queue_stays_and_stops_no_other(site, na
     bad = site.add(source_queue=name or " ")
     good = site.add()
     letters = site.receive()
-    assert {_named_target(site.place, letter) for letter in letters} >= {"orders"}
     site.moves.send_back(letters)
     assert site.moves.outcome.failed.keys() == {bad}
     assert site.moves.outcome.done == [good]
@@ -240,3 +239,81 @@ def test_the_senders_attributes_survive_the_way_into_a_dead_letter_and_back(site
         assert site.moves.outcome.failed == {}
         assert len(site.moves.outcome.done) == times
     assert site.messages(site.queue)[0].get("MessageAttributes", {}) == senders
+
+
+def test_sqs_moves_a_whole_queue(site):
+    site.add()
+    with pytest.raises(CommandError, match=r"--rate is 0\.5"):
+        move_all(site.place, 0.5)
+    assert move_all(site.place, 1.5) == {"moved": 1, "to": "orders"}
+    assert len(site.messages(site.queue)) == 1
+    (start,) = [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
+    assert start["per_second"] == 1
+
+
+@pytest.mark.parametrize(("late_looks", "moved"), [(3, 2), (99, None)])
+def test_a_task_that_ended_before_is_not_taken_for_the_one_that_begins(site, monkeypatch, late_looks, moved):
+    site.add()
+    move_all(site.place, None)
+    site.clock.advance(1)
+    for _ in range(2):
+        site.add()
+    latest = site.sqs.latest_move_task
+    former = latest(site.place.letters.arn())
+    looks = iter(range(late_looks))
+
+    def look(arn):
+        return latest(arn) if next(looks, None) is None else former
+
+    monkeypatch.setattr(site.sqs, "latest_move_task", look)
+    monkeypatch.setattr(moves, "LOOK_SECONDS", 0)
+    if moved:
+        assert move_all(site.place, None)["moved"] == moved
+    else:
+        with pytest.raises(CommandError, match="does not list the task"):
+            move_all(site.place, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        (
+            MoveTask("FAILED", 1, 2, failure="AccessDenied"),
+            "moved 1 message, and then: FAILED, AccessDenied",
+        ),
+        (MoveTask("CANCELLED", 2, 3), "SQS moved 2 messages, and then: CANCELLED, no reason given"),
+        (KeyboardInterrupt(), "SQS goes on moving the messages; this command no longer watches it"),
+    ],
+    ids=["it fails", "somebody cancels it", "Ctrl-C"],
+)
+def test_a_move_that_is_not_seen_to_its_end_is_told(site, monkeypatch, end, sentence):
+    looks = iter([None, UnavailableError("gone"), MoveTask("RUNNING"), end])
+
+    def look(_arn):
+        seen = next(looks)
+        if isinstance(seen, BaseException):
+            raise seen
+        return seen
+
+    monkeypatch.setattr(site.sqs, "latest_move_task", look)
+    monkeypatch.setattr(moves, "LOOK_SECONDS", 0)
+    with pytest.raises(CommandError, match=sentence):
+        move_all(site.place, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (UnavailableError("answered 500: <html>", code="500"), CommandError),
+        (RequestRefusedError("answered InvalidAction: no", code="InvalidAction"), CommandError),
+        (UnavailableError("answered InternalError", code="InternalError"), UnavailableError),
+    ],
+)
+def test_an_endpoint_without_move_tasks_is_told(site, monkeypatch, error, raised):
+    def start_move_task(*_):
+        raise error
+
+    monkeypatch.setattr(site.sqs, "start_move_task", start_move_task)
+    with pytest.raises(raised) as caught:
+        move_all(site.place, None)
+    assert ("leave out --native" in str(caught.value)) is (raised is CommandError)

@@ -1,4 +1,4 @@
-"""A look at dead letters goes by SQS's clock, and knows which ids it has not seen."""
+"""A look at dead letters: where they are, which it holds, and which it leaves out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,120 @@ import sys
 
 import pytest
 
-from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    OverLimitError,
+    QueueDoesNotExistError,
+    UnavailableError,
+)
 from celery_sqs_visibility.operate.dead_letters import session as module
-from celery_sqs_visibility.operate.dead_letters.command import _told
 from celery_sqs_visibility.operate.dead_letters.letter import Selection
-from celery_sqs_visibility.operate.dead_letters.moves import Moves
+from celery_sqs_visibility.operate.dead_letters.moves import move_all
 from celery_sqs_visibility.operate.dead_letters.session import Session, find_place, session_of
+from celery_sqs_visibility.operate.invocation import CommandError
+
+
+def test_the_redrive_policy_names_the_dead_letter_queue(site):
+    assert (site.place.letters.url, site.place.is_of_policy) == (site.letters, True)
+    assert not site.place.moves_on
+
+
+def test_without_a_policy_the_option_does(make_site):
+    site = make_site(dead_letter_queue="dead")
+    site.sqs.create_queue("plain", {}, {})
+    place = find_place(site.context, "plain", None)
+    assert (place.letters.url, place.is_of_policy) == (site.letters, False)
+    with pytest.raises(CommandError, match="leave out --native"):
+        move_all(place, None)
+
+
+def test_a_queue_without_dead_letters_is_refused_and_one_that_is_named_is_taken(site):
+    site.sqs.create_queue("plain", {}, {})
+    with pytest.raises(CommandError, match="--dead-letter-queue"):
+        find_place(site.context, "plain", None)
+    assert find_place(site.context, "plain", "dead").letters.url == site.letters
+    with pytest.raises(QueueDoesNotExistError):  # none is created
+        find_place(site.context, "plain", "missing")
+
+
+def test_a_right_that_is_missing_is_told(site):
+    site.context.redrive = RedriveBook()  # another command's, which has not asked
+    site.sqs.fail_next("GetQueueAttributes", AccessDeniedError("allow sqs:GetQueueAttributes"))
+    with pytest.raises(AccessDeniedError):
+        find_place(site.context, "orders", None)
+    assert find_place(site.context, "orders", "dead").letters.url == site.letters
+
+
+def test_a_letter_that_sqs_moved_from_another_queue_goes_back_there(site):
+    arn = site.sqs.queue_attributes(site.letters, ["QueueArn"])["QueueArn"]
+    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+    other = site.sqs.create_queue("other", {"RedrivePolicy": policy}, {})
+    site.sqs.send(other, OutgoingMessage("{}"))
+    for _ in range(2):
+        site.messages(other)
+        site.clock.advance(31)
+    (letter,) = site.receive()
+    assert site.place.target_of(letter).url == other
+
+
+def test_every_message_is_seen_once_and_given_back(site):
+    ids = {site.add() for _ in range(25)}
+    assert {letter.id for letter in site.receive()} == ids
+    assert site.messages(site.letters) == []
+    assert site.held.release() == 0
+    assert len(site.messages(site.letters)) == 10
+    assert site.receive() == []  # seen
+
+
+def test_what_is_held_is_extended_until_it_is_given_back(site):
+    site.add()
+    site.receive()
+    for _ in range(5):
+        site.clock.advance(70)
+        site.held.extend()
+    assert site.messages(site.letters) == []
+    site.clock.advance(121)
+    assert len(site.messages(site.letters)) == 1  # the command was killed
+
+
+def test_what_is_held_is_extended_while_time_passes(site):
+    site.add()
+    site.receive()
+
+    def pass_time(seconds):
+        site.clock.advance(seconds)
+        return False
+
+    site.stop.wait = pass_time
+    site.held.wait(400)
+    assert site.messages(site.letters) == []
+
+
+def test_nothing_is_received_once_it_is_stopped(site):
+    for _ in range(20):
+        site.add()
+    batches = site.held.batches()
+    assert len(next(batches)) == 10
+    site.stop.set()
+    assert list(batches) == []
+    assert len(site.held) == 10
+
+
+def test_more_in_flight_than_sqs_allows_ends_the_look(site):
+    site.add()
+    site.sqs.fail_next("ReceiveMessage", OverLimitError("too many"))
+    assert site.receive() == []
+
+
+def test_of_a_batch_sqs_may_refuse_single_messages(site):
+    for _ in range(3):
+        site.add()
+    site.receive()
+    site.sqs.fail_next("ChangeMessageVisibilityBatch", UnavailableError("busy"), 1)
+    assert (site.held.release(), str(site.held.problem)) == (1, "busy")
+    assert len(site.messages(site.letters)) == 2
 
 
 def look(site, monkeypatch, ahead=None, **selection):
@@ -135,7 +243,7 @@ def twelve(make_site):
 def test_letters_behind_others_of_their_fifo_group_are_nobody_elses_and_told_of(twelve, capsys, task, seen):
     with session_of(twelve.place, Selection(task=task), None) as session:
         assert len(listed(session)) == seen
-    assert capsys.readouterr().err == module.BEHIND.format("2 messages", "dead.fifo") + "\n"
+    assert capsys.readouterr().err.startswith("Left out: 2 messages of 'dead.fifo' behind others of their ")
 
 
 def test_letters_behind_those_that_are_enough_are_not_told_of(twelve, capsys):
@@ -144,23 +252,7 @@ def test_letters_behind_those_that_are_enough_are_not_told_of(twelve, capsys):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("task", [None, "proj.add11"])
-def test_no_match_is_claimed_of_letters_behind_others_only_where_they_were_reached(twelve, capsys, task):
-    with session_of(twelve.place, Selection(task=task), None) as session:
-        moves = Moves(twelve.place, session.held, session.stop)
-        with _told("deleted", moves.outcome, session, as_json=False):
-            for batch in session.batches():
-                moves.delete(batch)
-    said = capsys.readouterr()
-    if task:
-        assert said.out == "No dead letters match, of those that SQS gives: none were deleted.\n"
-    else:
-        assert (said.out, said.err) == ("12 dead letters were deleted.\n", "")
-
-
-@pytest.mark.parametrize(
-    ("typed", "agreed"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)]
-)
+@pytest.mark.parametrize(("typed", "agreed"), [("y\n", True), ("YES\n", True), ("n\n", False), ("", False)])
 def test_letters_stay_hidden_while_an_answer_is_waited_for(site, monkeypatch, typed, agreed):
     reader, writer = os.pipe()
     extensions = []
@@ -180,14 +272,13 @@ def test_letters_stay_hidden_while_an_answer_is_waited_for(site, monkeypatch, ty
     assert len(extensions) == 3
 
 
-def test_nothing_is_agreed_once_the_command_is_to_end(site):
+def test_nothing_is_agreed_where_nobody_can_answer_and_once_the_command_is_to_end(site, monkeypatch):
+    look = Session(site.place, Selection(), None, site.held, site.stop)
     site.stop.set()
-    assert not Session(site.place, Selection(), None, site.held, site.stop).agrees("Send?")
-
-
-def test_nothing_is_agreed_where_nobody_can_answer(site, monkeypatch):
+    assert not look.agrees("Send?")
+    site.stop.clear()
     monkeypatch.setattr(sys, "stdin", None)
-    assert not Session(site.place, Selection(), None, site.held, site.stop).agrees("Send?")
+    assert not look.agrees("Send?")
 
 
 def test_what_counts_the_others_messages_may_fail_at_the_end(site, capsys):

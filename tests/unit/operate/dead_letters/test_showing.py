@@ -30,9 +30,8 @@ COMPRESSED = {
 def facts_of(site, body, payloads=None, readable=None, attributes=None):
     site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
     (received,) = next(site.held.batches())
-    return whole(
-        read_letter(site.place.letters, received, readable or ReadablePayloads()), site.place, payloads
-    )
+    letter = read_letter(site.place.letters, received, readable or ReadablePayloads())
+    return whole(letter, site.place, payloads, site.clock.wall())
 
 
 @pytest.mark.parametrize(
@@ -87,5 +86,5 @@ def test_a_table_and_a_whole_letter_are_printed(site, capsys):
     assert table[1].split() == [
         letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2h", "orders", "-",
     ]  # fmt: skip
-    show_whole(whole(letter, site.place, None))
+    show_whole(whole(letter, site.place, None, site.clock.wall()))
     assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out
