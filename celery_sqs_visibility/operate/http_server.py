@@ -36,8 +36,8 @@ CLIENT_SECONDS: Final = 5.0
 #: Connections of one listener at a time, each of which has a thread.
 MAX_CONNECTIONS: Final = 16
 
-#: Seconds for the thread of the oldest connection to end. In a worker that hangs it does not end, and nobody
-#: new is answered.
+#: Seconds for the thread of the oldest connection to end. In a worker that hangs it does not, and new
+#: connections are closed.
 END_SECONDS: Final = 0.5
 
 #: Bytes of a request, headers included.
@@ -50,9 +50,6 @@ TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, err
 
 #: Pause until such a connection is accepted again.
 RETRY_SECONDS: Final = 0.5
-
-#: The answer to a request by another name.
-NOT_ALLOWED: Final = "{!r} is no host of this worker: name it in the transport option http_address\n"
 
 #: Pause between attempts to take a port that another process has, or to bind a socket.
 CLAIM_SECONDS: Final = 5.0
@@ -85,10 +82,12 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     Attributes:
         listens: whether it listens; if not, `claim` is called until it does.
         claimed: the log's sentence for the claim that succeeds.
+        hosts: names by which it may be asked, see `is_allowed_host`; `None`: any.
     """
 
     listens = True
     claimed = ""
+    hosts: Collection[str] | None = None
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
@@ -117,10 +116,6 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             if error.errno in TOO_MUCH_OPEN:
                 self.stopped.wait(RETRY_SECONDS)
             raise
-
-    def is_allowed(self, host: str) -> bool:  # noqa: ARG002 - see `PortListener`
-        """Whether a request to a host of that name, as its header has it, is answered."""
-        return True
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Answer in a thread of its own. The thread that accepts waits `END_SECONDS` for a place."""
@@ -159,11 +154,11 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class PortListener(HTTPListener):
-    """A TCP port, from the moment on in which `claim` takes it. One thread at a time.
+    """A TCP port, which `claim` takes. One thread at a time.
 
     Args:
         host, port: where it is to listen.
-        routes: as of `HTTPListener`.
+        routes: as in `HTTPListener`.
 
     Raises:
         OSError: there is no such host.
@@ -173,19 +168,15 @@ class PortListener(HTTPListener):
     listens = False
 
     def __init__(self, host: str, port: int, routes: Routes) -> None:
-        self._hosts = {host, socket.gethostname()}
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         self.address_family, _, _, _, address = found[0]
         super().__init__(socket.socket(self.address_family), routes)
+        self.hosts = {host, socket.gethostname()}
         self.server_address = address  # type: ignore[assignment] # typeshed names none but IP's
         self.claimed = f"port {port} of http_address is free"
 
-    def is_allowed(self, host: str) -> bool:
-        """See `is_allowed_host`: a page in a browser of this network has a name that is its author's."""
-        return is_allowed_host(host, self._hosts)
-
     def claim(self) -> None:
-        """See `HTTPListener`: another process may have the port, or it may not be taken."""
+        """Take the port, unless another process has it or it may not be taken."""
         self.socket.close()
         self.socket = socket.socket(self.address_family)  # unbound yet: a forked child closes what is here
         if self.address_family == socket.AF_INET6:
@@ -206,12 +197,15 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.connection.settimeout(CLIENT_SECONDS)  # of each of the two `sendall`
-        hosts = self.headers.get_all("Host", ())
-        refused = next((host for host in hosts if not self.server.is_allowed(host)), None)
+        allowed, given = self.server.hosts, self.headers.get_all("Host", ())
+        refused = next((h for h in given if allowed is not None and not is_allowed_host(h, allowed)), None)
         if refused is None:
             response = self._response(self.path.partition("?")[0])
         else:
-            response = Response(NOT_ALLOWED.format(refused), HTTPStatus.FORBIDDEN, "text/plain")
+            sentence = (
+                f"{refused!r} is no host of this worker: name it in the transport option http_address\n"
+            )
+            response = Response(sentence, HTTPStatus.FORBIDDEN, "text/plain")
         body = response.body.encode()
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
@@ -270,7 +264,7 @@ class HTTPServer:
         self._thread = start_thread(self._serve, "sqs-http")
 
     def stop(self) -> None:
-        """Answer nobody any more. Does not wait; harmless if it has stopped."""
+        """Answer nobody any more. Idempotent; does not wait."""
         for listener in self._listeners:
             listener.stopped.set()
         self._stop.close()

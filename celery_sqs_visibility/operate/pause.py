@@ -27,8 +27,6 @@ from celery_sqs_visibility.operate.invocation import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-STARTED_LATER = "Workers that start from now on are not paused."
-
 
 def _more_than_none(_ctx: click.Context, _param: click.Parameter, seconds: float | None) -> float | None:
     if seconds == 0:
@@ -76,12 +74,9 @@ def pause(
     has forgotten it.
     """
     answers = _tell(app_of(ctx), "sqs_pause", queue, nodes, timeout, seconds=seconds)
-    if as_json:
-        show_json({"queue": queue, "workers": answers})
-        return
-    for node, answer in answers.items():
-        say(f"{node}: {_outcome(answer, _paused)}")
-    say(STARTED_LATER)
+    _show(queue, answers, _paused, as_json=as_json)
+    if not as_json:
+        say("Workers that start from now on are not paused.")
 
 
 @click.command()
@@ -93,17 +88,13 @@ def pause(
 def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
     """Let workers poll QUEUE again. Harmless where it is not paused."""
     answers = _tell(app_of(ctx), "sqs_resume", queue, nodes, timeout)
-    if as_json:
-        show_json({"queue": queue, "workers": answers})
-        return
-    for node, answer in answers.items():
-        say(f"{node}: {_outcome(answer, _resumed)}")
+    _show(queue, answers, _resumed, as_json=as_json)
 
 
 def _tell(
     app: Celery, command: str, queue: str, nodes: tuple[str, ...], timeout: float, **arguments: Any
 ) -> dict[str, Any]:
-    """The answers of the workers, at least one of which consumes the queue."""
+    """Send a command. Returns the answers of the workers, at least one of which consumes the queue."""
     with broker_of(app):
         if not is_controlled(app):
             raise UnavailableCommandError(CONTROL_IS_OFF)
@@ -126,8 +117,19 @@ def _refusal(queue: str, answers: Mapping[str, Any]) -> str:
     )
 
 
-def _outcome(answer: Mapping[str, Any], done: Callable[[Mapping[str, Any]], str]) -> str:
-    return f"not done: {answer['error']}" if "error" in answer else done(answer["ok"])
+def _show(
+    queue: str,
+    answers: Mapping[str, Any],
+    sentence: Callable[[Mapping[str, Any]], str],
+    *,
+    as_json: bool,
+) -> None:
+    if as_json:
+        show_json({"queue": queue, "workers": answers})
+        return
+    for node, answer in answers.items():
+        outcome = f"not done: {answer['error']}" if "error" in answer else sentence(answer["ok"])
+        say(f"{node}: {outcome}")
 
 
 def _paused(condition: Mapping[str, Any]) -> str:

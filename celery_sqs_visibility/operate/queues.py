@@ -52,12 +52,12 @@ class QueueResult:
 
 
 class Creation:
-    """Compares plans with the queues that there are, and acts on it. Requests as it goes; one thread.
+    """Creates the planned queues that are missing, and compares the others. One thread.
 
     Args:
         sqs: where the queues are.
-        dry_run: only tells.
-        update: also sets what differs in queues that are there.
+        dry_run: change nothing.
+        update: set the attributes that differ in queues that exist.
 
     Attributes:
         created: the plans of the queues that it has created so far.
@@ -71,7 +71,7 @@ class Creation:
         self.created: list[QueuePlan] = []
 
     def run(self, plans: Sequence[QueuePlan]) -> list[QueueResult]:
-        """See to the queues, each after its dead-letter queue.
+        """Create and compare the queues, each after its dead-letter queue.
 
         Raises:
             SQSError: SQS does not answer, or refuses.
@@ -79,7 +79,7 @@ class Creation:
         names = [plan.sqs_name for plan in plans]
         present = dict(zip(names, for_each(names, self._present), strict=True))
         wanted = _without_other_letters(plans, present)
-        return [self._see_to(plan, present[plan.sqs_name]) for plan in wanted]
+        return [self._compare(plan, present[plan.sqs_name]) for plan in wanted]
 
     def _present(self, name: str) -> dict[str, str] | None:
         try:
@@ -88,7 +88,7 @@ class Creation:
             return None
         return {**when_known(partial(self._sqs.queue_attributes, url, ["All"])), "url": url}
 
-    def _see_to(self, plan: QueuePlan, present: Mapping[str, str] | None) -> QueueResult:
+    def _compare(self, plan: QueuePlan, present: Mapping[str, str] | None) -> QueueResult:
         if present is None:
             return self._create(plan)
         self._arns[plan.sqs_name] = present[ARN]
@@ -124,20 +124,19 @@ class Creation:
 def _without_other_letters(
     plans: Iterable[QueuePlan], present: Mapping[str, Mapping[str, str] | None]
 ) -> list[QueuePlan]:
-    """The plans but for dead-letter queues that nobody needs: their queues have others."""
+    """The plans without dead-letter queues whose queues have others."""
     plans = list(plans)
-    needed = {plan.dead_letters for plan in plans if not _has_others(plan, present[plan.sqs_name] or {})}
+    needed = set()
+    for plan in plans:
+        policy = parse_redrive_policy(present[plan.sqs_name] or {})
+        if policy is None or policy.name == plan.dead_letters:
+            needed.add(plan.dead_letters)
     letters = {plan.dead_letters for plan in plans}
     return [plan for plan in plans if plan.sqs_name not in letters - needed]
 
 
-def _has_others(plan: QueuePlan, present: Mapping[str, str]) -> bool:
-    policy = parse_redrive_policy(present)
-    return policy is not None and policy.name != plan.dead_letters
-
-
 def same(name: str, present: str | None, wanted: str) -> bool:
-    """Whether an attribute has a value, however SQS writes it."""
+    """Returns whether two values of an attribute are equal, as SQS may write them."""
     if present is None or present == wanted:
         return present == wanted
     if name == REDRIVE_POLICY:
@@ -312,23 +311,19 @@ def create_queues(
         if template is not None:
             say(FORMATS[template](plans))
             return
-        findings = _see_to(plans, context, dry_run=dry_run, update=update)
+        results = _create(plans, context, dry_run=dry_run, update=update)
     if as_json:
-        show_json([dataclasses.asdict(finding) for finding in findings])
+        show_json([dataclasses.asdict(result) for result in results])
     else:
-        for finding in findings:
-            say(_line(finding))
-    if any(finding.state == "different" for finding in findings):
-        command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *_operands(names)])
+        for result in results:
+            say(_line(result))
+    if any(result.state == "different" for result in results):
+        operands = ["--", *names] if any(name.startswith("-") for name in names) else names
+        command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *operands])
         raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
 
 
-def _operands(names: Sequence[str]) -> list[str]:
-    """The names as operands of a command, though one may begin with a hyphen."""
-    return ["--", *names] if any(name.startswith("-") for name in names) else [*names]
-
-
-def _see_to(
+def _create(
     plans: list[QueuePlan], context: BrokerContext, *, dry_run: bool, update: bool
 ) -> list[QueueResult]:
     options = context.options
@@ -348,10 +343,10 @@ def _see_to(
 _CHANGES: Final = {"different": "{} is {}, planned {}", "updated": "{} was {}, is {}"}
 
 
-def _line(finding: QueueResult) -> str:
-    if finding.state == "as planned":
-        return f"{finding.queue}: exists, as planned"
-    facts = [f"{name}={value}" for name, value in finding.attributes.items()]
-    if sentence := _CHANGES.get(finding.state):
-        facts = [sentence.format(n, finding.now[n], value) for n, value in finding.attributes.items()]
-    return f"{finding.queue}: {finding.state}: {', '.join(facts)}"
+def _line(result: QueueResult) -> str:
+    if result.state == "as planned":
+        return f"{result.queue}: exists, as planned"
+    facts = [f"{name}={value}" for name, value in result.attributes.items()]
+    if sentence := _CHANGES.get(result.state):
+        facts = [sentence.format(n, result.now[n], value) for n, value in result.attributes.items()]
+    return f"{result.queue}: {result.state}: {', '.join(facts)}"

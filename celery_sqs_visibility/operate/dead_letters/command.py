@@ -12,10 +12,16 @@ import click
 
 from celery_sqs_visibility.aws.queues import VISIBLE, Queue, count
 from celery_sqs_visibility.errors import RefusedError, SQSError
-from celery_sqs_visibility.operate.dead_letters.letter import SHORT_ID_CHARACTERS, Letter, Selection
+from celery_sqs_visibility.operate.dead_letters.letter import (
+    SHORT_ID_CHARACTERS,
+    Letter,
+    Selection,
+    show_letters,
+    show_whole,
+    whole,
+)
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
 from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
-from celery_sqs_visibility.operate.dead_letters.showing import show_letters, show_whole, whole
 from celery_sqs_visibility.operate.invocation import (
     PASSING,
     CommandError,
@@ -120,7 +126,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
         letter = next((letter for batch in session.batches() for letter in batch), None)
         if letter is None:
             raise _not_there(session)
-        facts = whole(letter, place, place.context.payloads, session.now())
+        facts = whole(letter, place.letters, place.context.payloads, session.now())
     (show_json if as_json else show_whole)(facts)
 
 

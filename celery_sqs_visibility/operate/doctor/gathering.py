@@ -81,7 +81,7 @@ NO_HANDLE: Final = "no-receipt-handle"
 
 
 def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Facts:
-    """Look at the chosen queues, or all, and at everything else. Makes requests that change nothing."""
+    """Gather facts about the chosen queues, or all, and everything else. Its requests change nothing."""
     options = broker.options
     tasks, unbound = tasks_of(app, options)
     names = list(dict.fromkeys(chosen)) or [
@@ -174,12 +174,14 @@ def _why_unroutable(app: Celery, task: Any) -> str | None:
 def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFacts:
     comes_back = isinstance(task, VisibilityTask)
     limit = task.retry_limit if comes_back else task.max_retries
+    choices = _choices(task)
+    is_ours_by_default = comes_back and issubclass(app.Task, VisibilityTask)
     return TaskFacts(
         name=task.name,
         queue=queue,
         comes_back=comes_back,
-        chooses="autoretry_for" in _choices(task),
-        repeats_by_default=comes_back and bool(limit) and _repeats_by_default(app, task),
+        chooses="autoretry_for" in choices,
+        repeats_by_default=is_ours_by_default and bool(limit) and not choices,
         acks_late=bool(task.acks_late),
         max_retries=limit,
         delays=_delays(task, queue, options, limit) if comes_back else (),
@@ -189,13 +191,8 @@ def _task_facts(app: Celery, task: Any, queue: str, options: Options) -> TaskFac
     )
 
 
-def _repeats_by_default(app: Celery, task: Any) -> bool:
-    """Whether it runs again after each exception by the app's `task_cls`, without a word of its author."""
-    return issubclass(app.Task, VisibilityTask) and not _choices(task)
-
-
 def _choices(task: Any) -> set[str]:
-    """The settings by which a task's author says when it runs again, or how often."""
+    """The names in `OWN_CHOICE` that the task's author has set."""
     own = takewhile(lambda each: each not in (VisibilityTask, Task), type(task).__mro__)
     return {name for each in own for name in OWN_CHOICE & vars(each).keys()}
 
@@ -323,9 +320,5 @@ def _shown_by(probe: Callable[[], BatchResult | bool]) -> ProbeResult:
     errors = list(answer.failed.values())
     if any(isinstance(error, AccessDeniedError) for error in errors):
         return ProbeResult.DENIED
-    return ProbeResult.ALLOWED if _looked_at(errors) else ProbeResult.NOT_KNOWN
-
-
-def _looked_at(errors: list[SQSError]) -> bool:
-    """Whether SQS has looked at the receipt handle."""
-    return any(isinstance(error, ReceiptHandleInvalidError) for error in errors)
+    looked_at_handle = any(isinstance(error, ReceiptHandleInvalidError) for error in errors)
+    return ProbeResult.ALLOWED if looked_at_handle else ProbeResult.NOT_KNOWN

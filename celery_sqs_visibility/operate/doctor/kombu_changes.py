@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, TaskFacts, listed
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, listed
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import CommandError, errors_as_sentences
 from celery_sqs_visibility.policy.options import Options
@@ -43,6 +43,25 @@ DEFAULTS: Final = (
     Default("polling_interval", 1, "The next poll begins at once after an empty one."),
 )
 
+#: Findings about every app.
+UNCONDITIONAL: Final = (
+    Finding(
+        Severity.NOTE,
+        "countdown and eta",
+        "a task with an ETA waits in SQS, delayed or hidden, and no longer in a worker's memory",
+        "It survives restarts, takes no slot, and costs a receive.",
+        "nothing to do; maxReceiveCount of max_retries + 4 leaves room for it",
+    ),
+    Finding(
+        Severity.NOTE,
+        "fleet",
+        "processes of both transports understand each other's messages",
+        "A worker of kombu's transport does not extend messages, and publishes retries.",
+        "switch the transport of one process at a time, in any order, and the task class when no "
+        "worker of kombu's transport is left (docs/mixed-fleets.md)",
+    ),
+)
+
 
 def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
     """Changes of a switch, and findings about the app after it; the worst first."""
@@ -50,13 +69,12 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
         *_refused(refused),
         *_early_acks(facts),
         *_new_retries(facts),
-        *_meaning(given, refused),
+        *_long_timeout(given, refused),
         *_defaults(given),
         *_kept(given, refused),
-        *_delays(),
-        *_fleet(),
+        *UNCONDITIONAL,
     ]
-    # `_early_acks` and `_meaning` report these two.
+    # `_early_acks` and `_long_timeout` report these two.
     checked = [
         _after_the_switch(finding, facts.command)
         for finding in findings_of(facts)
@@ -66,7 +84,7 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
 
 
 def _after_the_switch(finding: Finding, command: str) -> Finding:
-    """The finding; our commands refuse an app on kombu's transport, and the transport is switched first."""
+    """Say that our commands work after the switch only: they refuse an app on kombu's transport."""
     if command not in finding.remedy:
         return finding
     return replace(finding, remedy=f"after the switch: {finding.remedy}")
@@ -109,7 +127,7 @@ def _new_retries(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _meaning(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
+def _long_timeout(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Finding]:
     if _is_timeout_long(given, refused):
         yield Finding(
             Severity.WARNING,
@@ -151,27 +169,6 @@ def _kept(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Find
             "docs/coming-from-kombu.md says what each means here.",
             "nothing to do",
         )
-
-
-def _delays() -> Iterator[Finding]:
-    yield Finding(
-        Severity.NOTE,
-        "countdown and eta",
-        "a task with an ETA waits in SQS, delayed or hidden, and no longer in a worker's memory",
-        "It survives restarts, takes no slot, and costs a receive.",
-        "nothing to do; maxReceiveCount of max_retries + 4 leaves room for it",
-    )
-
-
-def _fleet() -> Iterator[Finding]:
-    yield Finding(
-        Severity.NOTE,
-        "fleet",
-        "processes of both transports understand each other's messages",
-        "A worker of kombu's transport does not extend messages, and publishes retries.",
-        "switch the transport of one process at a time, in any order, and the task class when no "
-        "worker of kombu's transport is left (docs/mixed-fleets.md)",
-    )
 
 
 def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> str:
@@ -227,8 +224,4 @@ def taken_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 def facts_of_switch(facts: Facts) -> Facts:
     """The facts as they are once all tasks are `VisibilityTask`s."""
-    return replace(facts, tasks=tuple(map(_switched, facts.tasks)))
-
-
-def _switched(task: TaskFacts) -> TaskFacts:
-    return replace(task, comes_back=True)
+    return replace(facts, tasks=tuple(replace(task, comes_back=True) for task in facts.tasks))

@@ -1,8 +1,24 @@
 from __future__ import annotations
 
+import base64
+import json
+import pickle
+import zlib
+
 import pytest
 
-from celery_sqs_visibility.operate.dead_letters.letter import Selection
+from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
+from celery_sqs_visibility.operate.dead_letters.letter import (
+    Selection,
+    read_letter,
+    show_letters,
+    show_whole,
+    whole,
+)
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, pointer_body, size_attribute
+from celery_sqs_visibility.transport.task_message import task_message
 
 
 @pytest.mark.parametrize(
@@ -54,3 +70,77 @@ def test_a_message_that_cannot_be_read_is_listed_with_the_reason(site):
     summary = site.receive()[0].summary(site.clock.wall() + 3)
     assert (summary["task"], summary["attempts"], summary["age_seconds"]) == (None, None, 3)
     assert "neither a JSON object" in summary["reason"]
+
+
+def payload(**changes):
+    return {**json.loads(task_message("proj.add", [1], {"x": 2})), **changes}
+
+
+COMPRESSED = {
+    "headers": {"task": "proj.add", "id": "a", "compression": "application/x-gzip"},
+    "properties": {"body_encoding": "base64"},
+    "body": base64.b64encode(zlib.compress(b'[[1], {"x": 2}, {}]')).decode(),
+}
+
+
+def facts_of(site, body, payloads=None, readable=None, attributes=None):
+    site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
+    (received,) = next(site.held.batches())
+    letter = read_letter(site.place.letters, received, readable or ReadablePayloads())
+    return whole(letter, site.place.letters, payloads, site.clock.wall())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        task_message("proj.add", [1], {"x": 2}),
+        base64.b64encode(task_message("proj.add", [1], {"x": 2}).encode()).decode(),
+        json.dumps(payload(body='{"task": "proj.add", "args": [1], "kwargs": {"x": 2}}')),
+        json.dumps(payload(**COMPRESSED)),
+    ],
+    ids=["plain", "base64", "protocol 1", "compressed"],
+)
+def test_arguments_are_shown(site, body):
+    facts = facts_of(site, body)
+    assert (facts["args"], facts["kwargs"], facts["body"]) == ([1], {"x": 2}, body)
+
+
+def test_a_payload_in_s3_is_fetched_or_the_reason_told(site):
+    objects = FakeObjectStore()
+    objects.put("k", task_message("proj.add", [1]).encode())
+    pointer, readable = pointer_body("payloads", "k"), ReadablePayloads("payloads")
+    facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
+    assert (facts["args"], facts["body"]) == ([1], pointer)
+    gone = facts_of(site, pointer_body("payloads", "no"), PayloadStore(objects), readable, size_attribute(9))
+    assert "s3://payloads/no is gone" in gone["unreadable"]
+
+
+def test_a_payload_outside_the_prefix_is_not_fetched(site):
+    objects = FakeObjectStore()
+    objects.put("secrets/k", task_message("proj.add", ["secret"]).encode())
+    readable = ReadablePayloads("payloads", "celery/")
+    pointer = pointer_body("payloads", "secrets/k")
+    facts = facts_of(site, pointer, PayloadStore(objects), readable, size_attribute(9))
+    assert "payload_store is 's3://payloads/celery/'" in facts["unreadable"]
+    assert "args" not in facts
+
+
+def test_nothing_is_unpickled(site):
+    body = base64.b64encode(pickle.dumps(([1], {}, {}))).decode()
+    pickled = payload(body=body, **{"content-type": "application/x-python-serialize"})
+    pickled["properties"]["body_encoding"] = "base64"
+    facts = facts_of(site, json.dumps(pickled))
+    assert "cannot be decoded here" in facts["unreadable"]
+    assert facts["headers"]["task"] == "proj.add"
+
+
+def test_a_table_and_a_whole_letter_are_printed(site, capsys):
+    letter_id = site.add(exception="proj.Trouble: in\nvain", attempts="6", traceback="line 1\nline 2")
+    (letter,) = site.receive()
+    show_letters([letter.summary(site.clock.wall() + 7200)])
+    table = capsys.readouterr().out.splitlines()
+    assert table[1].split() == [
+        letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2h", "orders", "-",
+    ]  # fmt: skip
+    show_whole(whole(letter, site.place.letters, None, site.clock.wall()))
+    assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out
