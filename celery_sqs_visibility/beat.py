@@ -1,7 +1,8 @@
 """Schedulers for several beats: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
 
-Each beat sends each periodic task, with a deduplication id that says when the task is due, and a FIFO queue
-takes the first. Before it sends to a standard queue it claims the due time in the store of exclusive tasks.
+Each beat sends each periodic task with a deduplication id that says when the task is due, and a FIFO queue
+takes the first. Before a beat sends to a standard queue, it claims the due time in the store of exclusive
+tasks.
 For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
 """
 
@@ -39,14 +40,6 @@ CLAIM_SECONDS: Final = 24 * 60 * 60
 
 UNCLAIMED: Final = "%s could not be claimed, and is sent: another beat may send it too: %s"
 
-#: An entry that Celery adds by itself (celery/beat.py: `Scheduler.install_default_entries`).
-CLEANUP: Final = "celery.backend_cleanup"
-
-UNSENT: Final = "%s was not sent, and stays claimed, so that no other beat sends it: %s"
-
-#: Celery rounds a relative interval to days, hours or minutes, not to less.
-_SHORTEST_RELATIVE: Final = timedelta(minutes=1)
-
 
 class SendsOnce:
     """Makes a scheduler of Celery one of several that send each periodic task once. beat's thread.
@@ -61,10 +54,10 @@ class SendsOnce:
     _owner = ""  # of the claim that this beat has made last
 
     def claim(self, key: str, ttl_seconds: float) -> bool:
-        """Whether this beat may send the task that `key` names, `name@due`. The first to ask may.
+        """Claim the task that `key` names, `name@due`. Returns whether this beat may send it: the first may.
 
-        Asks the store of the option `coordination_store`, for what goes to standard queues; without a store
-        every beat may. An override is asked for all tasks.
+        Asks the store of the option `coordination_store` about tasks for standard queues; without a store
+        every beat may send. An override is asked about all tasks.
 
         Args:
             key: the same in all beats.
@@ -83,7 +76,7 @@ class SendsOnce:
             store.release(f"beat:{key}", self._owner)
 
     def setup_schedule(self) -> None:
-        """As Celery's; says once what two beats would send twice.
+        """As Celery's; warns of tasks that two beats would send twice.
 
         Raises:
             ImproperlyConfigured: the store is needed, and cannot be opened.
@@ -165,18 +158,18 @@ class SendsOnce:
             if self._is_claimed(entry):
                 self.unclaim(key)
         except Exception as error:  # noqa: BLE001 - it is logged, and must not hide why the send failed
-            logger.error(UNSENT, key, error)  # noqa: TRY400 - the error's text says all
+            logger.error(  # noqa: TRY400 - the error's text says all
+                "%s was not sent, and stays claimed, so that no other beat sends it: %s", key, error
+            )
 
     def _is_claimed(self, entry: Any) -> bool:
         """Whether it is claimed before it is sent. What a FIFO queue takes once needs no claim."""
         return self._claims_everything or self._standard_queue(entry) is not None
 
     def _standard_queues(self) -> list[str]:
-        """The queues that entries go to and that are no FIFO queues.
-
-        Celery's own entry, which deletes old results, may be sent twice.
-        """
-        entries = (entry for entry in self.schedule.values() if entry.name != CLEANUP)
+        """The standard queues that entries go to."""
+        # Celery's own entry may be sent twice (celery/beat.py: `Scheduler.install_default_entries`).
+        entries = (entry for entry in self.schedule.values() if entry.name != "celery.backend_cleanup")
         return sorted(set(filter(None, map(self._standard_queue, entries))))
 
     def _standard_queue(self, entry: Any) -> str | None:
@@ -242,9 +235,9 @@ def _due(entry: Any) -> float | None:
 
 
 def _rounded(now: float, plan: Any) -> float:
-    """As Celery rounds the due time of a relative interval."""
+    """As Celery rounds the due time of a relative interval: to days, hours or minutes, not to less."""
     local = datetime.fromtimestamp(now, plan.tz)
-    return delta_resolution(local, max(plan.run_every, _SHORTEST_RELATIVE)).timestamp()
+    return delta_resolution(local, max(plan.run_every, timedelta(minutes=1))).timestamp()
 
 
 def _after(plan: Any, instant: float) -> float:
@@ -256,9 +249,6 @@ def _after(plan: Any, instant: float) -> float:
 
 #: API_SendMessage: letters, digits and ASCII punctuation.
 _LEGAL: Final = re.compile("[!-~]+")
-
-#: The shortest time to look back for a schedule's latest occurrence; crontabs count minutes.
-_FIRST_LOOK_SECONDS: Final = 60.0
 
 
 def on_grid(instant: float, every: float) -> float:
@@ -281,7 +271,7 @@ def latest(after: Callable[[float], float], since: float, now: float) -> float:
         since: there is an occurrence between then and now.
         now: the time.
     """
-    look = _FIRST_LOOK_SECONDS
+    look = 60.0  # crontabs count minutes
     while now - look > since and after(now - look) > now:
         look *= 2
     found = after(max(since, now - look))

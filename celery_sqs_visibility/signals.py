@@ -20,7 +20,7 @@ horizon_near: Final = Signal(name="horizon_near", providing_args=["delivery", "s
 
 
 def send_signals() -> None:
-    """Send the signals from now on; harmless if repeated."""
+    """Send the signals from now on. Idempotent."""
     if not subscribed(_send):
         subscribe(_send, Lost)
         subscribe(_send_horizon, HorizonNear)

@@ -37,54 +37,49 @@ logger = logging.getLogger(__name__)
 LINGER_SECONDS: Final = 0.5
 
 #: Most bytes of waiting events for one monitor, counting bodies; further events are dropped.
-MOST_BYTES: Final = 4 * 1024 * 1024
+MAX_BYTES: Final = 4 * 1024 * 1024
 
 #: A queue that was seen so recently may be unknown to a part of SQS.
 NEW_SECONDS: Final = 5.0
 
-DROPS: Final = (
-    "dropped events of Celery for a monitor, which will miss them: they come faster than SQS takes them, or "
-    "SQS refuses them (%s). (Said once.)"
-)
+#: From one check to the next. Shorter than the time for which SQS keeps a message there.
+LIVENESS_CHECK_SECONDS: Final = 40.0
 
-#: From one look at the queue to the next. Shorter than the time for which SQS keeps a message there.
-LISTENER_LOOK_SECONDS: Final = 40.0
-
-#: Looks in a row at which nothing was received, since SQS's counts are approximate.
-LISTENER_LOOKS: Final = 2
-
-MAY_NOT_LOOK: Final = (
-    "cannot tell whether a monitor still listens, and sends events to it until its queue is deleted: %s"
-)
+#: Checks in a row at which nothing was received: SQS's counts are approximate.
+LIVENESS_CHECKS: Final = 2
 
 
-class Listener:
-    """The monitor at a queue, as the one thread that sends to it sees it.
+class Liveness:
+    """Whether the monitor of a queue still receives. The one thread that sends to it.
 
-    What is received from a control queue is not deleted, but hidden until it expires there (`ATTRIBUTES` in
-    `control/queues.py`). So where messages wait and none is hidden, nobody has received for a minute.
+    Received messages are not deleted, but hidden until they expire (`ATTRIBUTES` in `control/queues.py`). So
+    if messages wait and none is hidden, nobody has received for a minute.
 
     Attributes:
-        is_silent: whether it does not receive.
+        is_silent: whether the monitor does not receive.
     """
 
     def __init__(self, queue: Queue, clock: Clock) -> None:
         self.is_silent = False
         self._queue = queue
         self._clock = clock
-        self._looks = 0  # in a row at which nothing was received
-        self._look_at = clock.monotonic() + LISTENER_LOOK_SECONDS
+        self._checks = 0  # in a row at which nothing was received
+        self._check_at = clock.monotonic() + LIVENESS_CHECK_SECONDS
 
-    def look(self) -> None:
-        """Look, where that is due: a request."""
-        if self._clock.monotonic() < self._look_at:
+    def check(self) -> None:
+        """Check, if that is due: a request."""
+        if self._clock.monotonic() < self._check_at:
             return
-        self._look_at = self._clock.monotonic() + LISTENER_LOOK_SECONDS
+        self._check_at = self._clock.monotonic() + LIVENESS_CHECK_SECONDS
         try:
             waiting, received = counts(self._queue, VISIBLE, HIDDEN)
         except AccessDeniedError as error:
-            logger.info(MAY_NOT_LOOK, error)
-            self.is_silent, self._look_at = False, math.inf
+            logger.info(
+                "cannot tell whether a monitor still listens, and sends events to it until its queue is "
+                "deleted: %s",
+                error,
+            )
+            self.is_silent, self._check_at = False, math.inf
         except QueueDoesNotExistError:
             pass  # the next send finds out, and ends the feed
         except SQSError as error:
@@ -95,8 +90,8 @@ class Listener:
     def _judge(self, waiting: int, received: int) -> None:
         if not (waiting or received):
             return  # nothing was sent for a minute
-        self._looks = 0 if received else self._looks + 1
-        was, self.is_silent = self.is_silent, self._looks >= LISTENER_LOOKS
+        self._checks = 0 if received else self._checks + 1
+        was, self.is_silent = self.is_silent, self._checks >= LIVENESS_CHECKS
         if was != self.is_silent:
             does = "receives no more, and gets few" if self.is_silent else "receives again, and gets all"
             logger.info("a monitor %s of Celery's events (queue=%s)", does, self._queue.name)
@@ -131,7 +126,7 @@ class EventFeed:
         self._gone = gone
         self._clock = clock
         self._lingers = lingers
-        self._listener = Listener(queue, clock)
+        self._liveness = Liveness(queue, clock)
         self._outage = Outage(logger, "send events", queue.name, clock)
         self.seen_at = clock.monotonic()
         pump = pump or Pump(clock)
@@ -155,9 +150,9 @@ class EventFeed:
         """Send the message soon; drop it if too much waits."""
         now = self._clock.monotonic()
         with self._lock:
-            if self._ended or (self._waiting and self._listener.is_silent):
+            if self._ended or (self._waiting and self._liveness.is_silent):
                 return  # one event now and then shows whether it receives again
-            if fits := self._bytes + len(message.body) <= MOST_BYTES:
+            if fits := self._bytes + len(message.body) <= MAX_BYTES:
                 if not self._waiting:
                     self._since = now
                 self._waiting.append(message)
@@ -170,12 +165,12 @@ class EventFeed:
 
     @property
     def _linger(self) -> float:
-        if self._listener.is_silent:
-            return LISTENER_LOOK_SECONDS
+        if self._liveness.is_silent:
+            return LIVENESS_CHECK_SECONDS
         return LINGER_SECONDS if self._lingers else 0.0
 
     def flush(self, timeout: float) -> bool:
-        """Send all waiting events at once; whether all were sent within `timeout` seconds."""
+        """Send all waiting events at once. Returns whether all were sent within `timeout` seconds."""
         with self._lock:
             self._flushing = True
             self.lane.wake()
@@ -204,7 +199,7 @@ class EventFeed:
 
     def send(self, batch: list[EventMessage], _since: float) -> BatchResult:
         if self._lingers:
-            self._listener.look()
+            self._liveness.check()
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
@@ -240,7 +235,13 @@ class EventFeed:
             said, self._said = self._said, True
         if not said:
             facts = Fields(queue=self.queue.name, events=events, reason=reason)
-            log_safely(logger.warning, DROPS, facts, extra={"sqs": facts})
+            log_safely(
+                logger.warning,
+                "dropped events of Celery for a monitor, which will miss them: they come faster than SQS "
+                "takes them, or SQS refuses them (%s). (Said once.)",
+                facts,
+                extra={"sqs": facts},
+            )
 
 
 #: The bodies of one request. As text within JSON they fit into 256 KiB, whatever they have.

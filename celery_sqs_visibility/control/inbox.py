@@ -1,4 +1,4 @@
-"""Control queue of one consumer, with the thread that creates it, polls it, and renews its sign of life."""
+"""Control queue of one consumer: the thread that makes, polls and tags it, and its mailbox."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueue, ControlQueues
+from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
@@ -29,12 +30,9 @@ logger = logging.getLogger(__name__)
 #: No visibility timeout: the queue's own is longer than its messages last.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
-#: A poll after an error is short, so that the log soon says that polls succeed again.
-AFTER_ERROR_WAIT_SECONDS: Final = 1
-
 #: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
-HELPERS: Final = 7
-HELPERS_WAIT_SECONDS: Final = 2
+MAX_HELPERS: Final = 7
+HELPER_WAIT_SECONDS: Final = 2
 
 #: From one sweep to the next, and the longest time until the first, which is random: a fleet spreads them.
 SWEEP_SECONDS: Final = 3600
@@ -45,7 +43,7 @@ MAX_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
 #: Up to this many errors in a row, pauses are as short as those of other requests.
-FEW: Final = 5
+SHORT_PAUSES: Final = 5
 
 #: Pause after an unexpected error, which is a bug.
 PAUSE_SECONDS: Final = 5.0
@@ -60,12 +58,71 @@ NEW_PAUSE_SECONDS: Final = 0.2
 #: A caller waits for a new queue's address for so long at most.
 CREATION_SECONDS: Final = 10.0
 
-NOT_RENEWED: Final = (
-    "cannot tag the control queue of %s with a sign of life, so other workers may delete the queue, and "
-    "another is made: %s"
-)
-
 UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
+
+
+#: Tells whether a message may still be handled: asked by the consumer's thread.
+IsInTime = Callable[[], bool]
+
+#: Gives a message to its consumer's thread.
+Put = Callable[[dict[str, Any], IsInTime], None]
+
+
+def never() -> bool:
+    """A consumer whose backlog is never full."""
+    return False
+
+
+class Mailbox:
+    """The messages of one queue for Celery's consumer, each once. Any thread.
+
+    The consumer may come and go after an error: messages wait for the next one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards everything below
+        self._put: Put | None = None
+        self._is_full: Callable[[], bool] = never
+        self._waiting: list[tuple[dict[str, Any], IsInTime]] = []
+        self._seen: RecentKeys[str] = RecentKeys(10_000)  # messages of a minute: then SQS drops them
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a consumer."""
+        return self._put is not None
+
+    def is_full(self) -> bool:
+        """Whether the consumer's backlog is full, so that more messages stay at SQS."""
+        return self._is_full()
+
+    def open(self, put: Put, is_full: Callable[[], bool] = never) -> None:
+        """Add the consumer, which gets the messages that came before it."""
+        with self._lock:
+            self._put, self._is_full = put, is_full
+            waiting, self._waiting = self._waiting, []
+        for payload, is_in_time in waiting:
+            put(payload, is_in_time)
+
+    def close(self) -> None:
+        """Remove the consumer. Messages wait for the next one."""
+        with self._lock:
+            self._put = None
+
+    def deliver(self, message_id: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+        """Put the message unless a copy came before: SQS may deliver twice, and senders repeat."""
+        with self._lock:
+            is_new = self._seen.add(message_id, 0.0)
+        if is_new:
+            self.put(payload, is_in_time)
+
+    def put(self, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+        """Give the message to the consumer, or to the next one if there is none now."""
+        with self._lock:
+            put = self._put
+            if put is None:
+                self._waiting.append((payload, is_in_time))
+        if put is not None:
+            put(payload, is_in_time)
 
 
 class Inbox:
@@ -74,7 +131,7 @@ class Inbox:
     Args:
         queues: the directory.
         exchange: the exchange that the queue is bound to.
-            node: the owner of the queue.
+        node: the owner of the queue.
         deliver: takes each received message. In the thread.
         clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.
@@ -109,7 +166,7 @@ class Inbox:
         self._moved = moved
         self._outage = Outage(logger, "use its control queue", node, clock, kind="node")
         self._stopped = threading.Event()
-        self._helpers = threading.BoundedSemaphore(HELPERS)
+        self._helpers = threading.BoundedSemaphore(MAX_HELPERS)
         self._changed = threading.Condition()  # guards everything below
         self._queue: ControlQueue | None = None
         self._usable = False  # whether SQS has answered a poll of it
@@ -126,7 +183,7 @@ class Inbox:
             raise RuntimeError("cannot start the thread that polls a control queue")
 
     def use(self) -> bool:
-        """Keep the queue for a while longer; `False` if it has ended."""
+        """Keep the queue for a while longer. Returns `False` if it has ended."""
         with self._changed:
             self._used_at = self._clock.monotonic()
             return not self._stopped.is_set()
@@ -170,7 +227,7 @@ class Inbox:
         while not self._stopped.is_set():
             began = self._clock.monotonic()
             try:
-                self._turn(self._queue or self._create())
+                self._poll(self._queue or self._create())
             except SQSError as error:
                 self._failed(error)
             except Exception:
@@ -180,7 +237,7 @@ class Inbox:
                 self._failures = 0
                 self._outage.success(began)
 
-    def _turn(self, queue: ControlQueue) -> None:
+    def _poll(self, queue: ControlQueue) -> None:
         self._keep(queue, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
@@ -197,7 +254,7 @@ class Inbox:
     def _wait_seconds(self) -> int:
         if not self._usable:
             return 0
-        return AFTER_ERROR_WAIT_SECONDS if self._failures else WAIT_TIME_SECONDS
+        return 1 if self._failures else WAIT_TIME_SECONDS  # so that the log soon says that polls succeed
 
     def _answered(self, queue: ControlQueue) -> None:
         """Give the queue's address away from now on: SQS has answered a poll of it."""
@@ -209,7 +266,7 @@ class Inbox:
         logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
 
     def _receive(self, queue: ControlQueue, wait: int) -> bool:
-        """Receive and deliver; whether there may be more."""
+        """Receive and deliver. Returns whether there may be more."""
         messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
         # In the order in which they were sent, as far as one answer has them: SQS keeps none.
         for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
@@ -229,7 +286,7 @@ class Inbox:
         try:
             more = True
             while more and not self._stopped.is_set() and not self._is_full():
-                more = self._receive(queue, HELPERS_WAIT_SECONDS)
+                more = self._receive(queue, HELPER_WAIT_SECONDS)
         except SQSError as error:
             logger.debug("a second poll of a control queue failed: %s", error)
         finally:
@@ -242,7 +299,12 @@ class Inbox:
             try:
                 self._queues.renew(queue)
             except AccessDeniedError as error:
-                logger.warning(NOT_RENEWED, self._node, error)
+                logger.warning(
+                    "cannot tag the control queue of %s with a sign of life, so other workers may delete the "
+                    "queue, and another is made: %s",
+                    self._node,
+                    error,
+                )
         if now >= self._sweep_at:
             # Not all workers of a fleet at the same time.
             self._sweep_at = now + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
@@ -292,4 +354,4 @@ def _pause(error: SQSError, failures: int, *, worked: bool) -> float:
     """
     if isinstance(error, RefusedError) and not worked:
         return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
-    return pause(failures) if failures <= FEW else MAX_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311
+    return pause(failures) if failures <= SHORT_PAUSES else MAX_PAUSE_SECONDS * random.uniform(0.1, 1)  # noqa: S311

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
 
 #: Most monitors that are added because a command names them: each takes a thread. Others are listed.
-MOST_TOLD: Final = 32
+MAX_TOLD: Final = 32
 
 #: Each of these times is lengthened by up to this fraction, so that a fleet does not look at the same time.
 SPREAD: Final = 0.15
@@ -55,11 +55,6 @@ CLIENT_LOOK_SECONDS: Final = 300.0
 
 #: A monitor that is not listed is gone this long after its last announcement: lists may be a minute old.
 FORGET_SECONDS: Final = 90.0
-
-CANNOT_LIST: Final = (
-    "cannot list the queues of monitors: those that listen already get no events from here, those that start "
-    "from now on do: %s. (Said once.)"
-)
 
 
 class Monitors:
@@ -115,10 +110,10 @@ class Monitors:
         """Add monitors that announced these addresses. No request."""
         found = (self._queues.url_of(self._exchange, address) for address in addresses)
         urls = dict.fromkeys(url for url in found if url is not None)
-        room = max(0, MOST_TOLD - len(self._feeds))
+        room = max(0, MAX_TOLD - len(self._feeds))
         new = [url for url in urls if url not in self._feeds]
         if len(new) > room:
-            logger.info("%d monitors listen already: others are found by SQS's list of queues", MOST_TOLD)
+            logger.info("%d monitors listen already: others are found by SQS's list of queues", MAX_TOLD)
         self._listen([*(url for url in urls if url in self._feeds), *new[:room]])
 
     def look(self, attempts: int = 1) -> None:
@@ -134,14 +129,14 @@ class Monitors:
         self._forget_all_but(listed)
 
     def watch(self) -> None:
-        """Look for monitors, in a thread, until none listens. Harmless if that goes on already."""
+        """Look for monitors in a thread until none listens. Idempotent."""
         with self._lock:
             watched, self._watched = self._watched, True
         if not watched and start_thread(self._watch, "sqs-monitors") is None:
             self._watched = False
 
     def flush(self, timeout: float) -> bool:
-        """Send the waiting events; whether all were sent within `timeout` seconds."""
+        """Send the waiting events. Returns whether all were sent within `timeout` seconds."""
         until = self._clock.monotonic() + timeout
         return all(feed.flush(max(0.0, until - self._clock.monotonic())) for feed in self._feeds.values())
 
@@ -180,7 +175,12 @@ class Monitors:
         with self._lock:
             said, self._refused = self._refused, True
         if not said:
-            log_safely(logger.warning, CANNOT_LIST, error)
+            log_safely(
+                logger.warning,
+                "cannot list the queues of monitors: those that listen already get no events from here, "
+                "those that start from now on do: %s. (Said once.)",
+                error,
+            )
 
     def _listen(self, urls: Iterable[str]) -> None:
         for url in urls:

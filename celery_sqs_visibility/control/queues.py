@@ -40,13 +40,7 @@ ATTRIBUTES: Final = {
 LIST_SECONDS: Final = 10
 
 #: Most requests at once of one broadcast.
-MOST_THREADS: Final = 32
-
-#: The pause before a second attempt at one message, if the error of the first passes.
-PAUSES: Final = (0.0,)
-
-#: Attempts to delete the queue of a process that ends, which has little time.
-DELETE_ATTEMPTS: Final = 3
+MAX_THREADS: Final = 32
 
 #: Queues whose tags one round of a sweep looks at. A round that finds a stale one is followed by another.
 SWEPT_QUEUES: Final = 10
@@ -97,7 +91,7 @@ class ControlQueues:
         """Delete a queue, if it still exists. Waits between attempts."""
         delete = partial(self.sqs.delete_queue, queue.url)
         try:
-            attempt(delete, PASSING_ERRORS, map(pause, range(1, DELETE_ATTEMPTS)))
+            attempt(delete, PASSING_ERRORS, map(pause, (1, 2)))  # a process that ends has little time
         except QueueDoesNotExistError:
             pass
         except SQSError as error:
@@ -125,14 +119,14 @@ class ControlQueues:
         return _of_nodes(self._list(exchange), nodes)
 
     def send(self, exchange: str, urls: Collection[str], body: str) -> int:
-        """Send a message to each queue, many at once; the number of queues that have it. The thread waits.
+        """Send a message to each queue, many at once. Waits; returns the number of queues that have it.
 
         Raises:
             SQSError: no existing queue is known to have the message.
         """
         if not urls:
             return 0
-        with ThreadPoolExecutor(min(len(urls), MOST_THREADS), "sqs-control-send") as threads:
+        with ThreadPoolExecutor(min(len(urls), MAX_THREADS), "sqs-control-send") as threads:
             errors = list(threads.map(partial(self._try, body), urls))
         failures = [error for error in errors if error is not None]
         failed = [error for error in failures if not isinstance(error, QueueDoesNotExistError)]
@@ -187,7 +181,7 @@ class ControlQueues:
 
     def _try(self, body: str, url: str) -> SQSError | None:
         try:
-            attempt(partial(self.sqs.send, url, OutgoingMessage(body)), PASSING_ERRORS, PAUSES)
+            attempt(partial(self.sqs.send, url, OutgoingMessage(body)), PASSING_ERRORS, (0.0,))  # twice
         except SQSError as error:
             return error
         return None
@@ -215,7 +209,7 @@ STALE_SECONDS: Final = 1200
 
 #: Characters that SQS refuses in the value of a tag, and the most that it takes.
 _ILLEGAL: Final = re.compile(r"[^\w .:/=+\-@]")
-_LONGEST_VALUE: Final = 256
+_MAX_TAG_CHARACTERS: Final = 256
 
 
 def tags_of(exchange: str, node: str, now: float) -> dict[str, str]:
@@ -237,4 +231,4 @@ def is_stale(tags: Mapping[str, str], exchange: str, now: float) -> bool:
 
 
 def _legal(text: str) -> str:
-    return _ILLEGAL.sub("_", text)[:_LONGEST_VALUE]
+    return _ILLEGAL.sub("_", text)[:_MAX_TAG_CHARACTERS]

@@ -17,8 +17,7 @@ from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.aws.port import SQS, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
-from celery_sqs_visibility.control.inbox import Inbox
-from celery_sqs_visibility.control.mailbox import IsInTime, Mailbox, Put, never
+from celery_sqs_visibility.control.inbox import Inbox, IsInTime, Mailbox, Put, never
 from celery_sqs_visibility.control.monitors import EventExchanges
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.control.replies import Replies, ReplySender
@@ -117,7 +116,8 @@ class RemoteControl:
             if (member := self._members.get(queue)) is not None:
                 member.mailbox.open(put, is_full)
                 return
-            member = self._members[queue] = self._new_member(queue, exchange, Mailbox(put, is_full))
+            member = self._members[queue] = self._new_member(queue, exchange)
+            member.mailbox.open(put, is_full)
         self.events.consume(queue, exchange, member.inbox)
         member.inbox.start()
 
@@ -176,7 +176,7 @@ class RemoteControl:
         self.queues.send(exchange, urls, text)
 
     def close(self, timeout: float = END_SECONDS) -> None:
-        """End everything, and wait for the deletion of the queues. Harmless if repeated, or in a fork."""
+        """End everything, and wait for the deletion of the queues. Idempotent; does nothing in a fork."""
         if self._pid != os.getpid():
             return
         atexit.unregister(self.close)
@@ -204,7 +204,8 @@ class RemoteControl:
             atexit.unregister(self.close)
             atexit.register(self.close)
 
-    def _new_member(self, queue: str, exchange: str, mailbox: Mailbox) -> Member:
+    def _new_member(self, queue: str, exchange: str) -> Member:
+        mailbox = Mailbox()
         inbox = Inbox(
             self.queues,
             exchange,

@@ -17,8 +17,7 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.control import wire
-from celery_sqs_visibility.control.inbox import Inbox
-from celery_sqs_visibility.control.mailbox import Mailbox, Put
+from celery_sqs_visibility.control.inbox import Inbox, Mailbox, Put
 from celery_sqs_visibility.control.queues import ControlQueues
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, TooLargeError
@@ -139,10 +138,10 @@ class Replies:
 REPLY_PAUSES_SECONDS: Final = (0.1, 0.2, 0.3, 0.3, 0.5, 0.6)
 
 #: Most replies that a process sends at once.
-MOST_IN_FLIGHT: Final = 4
+MAX_IN_FLIGHT: Final = 4
 
 #: Most characters of waiting replies; further replies are dropped.
-MOST_CHARACTERS: Final = 16 * 1024 * 1024
+MAX_CHARACTERS: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, order=True)
@@ -162,18 +161,18 @@ class ReplySender:
         self._queues = queues
         self._clock = clock
         pump = pump or Pump(clock)
-        self.lane: Lane[list[Reply]] = pump.lane("sends replies to commands", MOST_IN_FLIGHT, self)
+        self.lane: Lane[list[Reply]] = pump.lane("sends replies to commands", MAX_IN_FLIGHT, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: list[Reply] = []  # a heap
         self._characters = 0  # of those that wait
         self._untried = 0
 
     def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        """Send a worker's reply, in another thread. It is dropped if its caller has gone."""
+        """Send a worker's reply in another thread. Dropped if its caller is gone."""
         address, _, collector = routing_key.partition(".")
         url = self._queues.url_of(exchange, address)
         if url is None:
-            logger.warning("dropped the reply to a command, since %r is no address of one", routing_key)
+            logger.warning("dropped the reply to a command: %r is no address of a caller", routing_key)
             emit(ReplyDropped())
             return
         reply, reply_id = wire.body_of(message), wire.new_id()
@@ -183,7 +182,7 @@ class ReplySender:
             errors = {node: {"error": f"the reply cannot be sent: {error}"} for node in reply}
             text = wire.encode(message, errors, exchange, collector, message_id=reply_id)
         with self._lock:
-            fits = self._characters + len(text) <= MOST_CHARACTERS
+            fits = self._characters + len(text) <= MAX_CHARACTERS
             if fits:
                 self._untried += 1
                 self._put(Reply(self._clock.monotonic(), url, text))

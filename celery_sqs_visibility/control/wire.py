@@ -26,7 +26,7 @@ EXPIRES: Final = "expires"
 MONITORS: Final = "monitors"
 
 #: Most addresses that are read of one exchange: a process has a queue of events for each receiver.
-MOST_ADDRESSES: Final = 16
+MAX_ADDRESSES: Final = 16
 
 #: The property with the seconds until the caller waits no longer: two machines' clocks differ.
 EXPIRES_IN: Final = "expires_in"
@@ -145,7 +145,7 @@ def decode(received: ReceivedMessage, reply_exchange: str | None = None) -> Cont
 def _monitors(headers: Mapping[str, Any]) -> dict[str, list[str]]:
     named = headers.get(MONITORS) or {}
     return {
-        str(exchange): [str(each) for each in addresses[:MOST_ADDRESSES]]
+        str(exchange): [str(each) for each in addresses[:MAX_ADDRESSES]]
         for exchange, addresses in named.items()
     }
 

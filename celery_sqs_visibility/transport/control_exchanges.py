@@ -20,7 +20,7 @@ from celery_sqs_visibility.policy.control_names import Use, use_of
 from celery_sqs_visibility.transport.exchanges import use_here
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.control.mailbox import IsInTime
+    from celery_sqs_visibility.control.inbox import IsInTime
     from celery_sqs_visibility.control.remote import RemoteControl
     from celery_sqs_visibility.delivery.receive.buffer import Buffer
     from celery_sqs_visibility.transport.broker_context import BrokerContext

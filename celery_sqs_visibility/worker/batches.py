@@ -1,8 +1,8 @@
-"""Runs of several messages at once, by tasks that collect them with their own `Strategy`: celery-batches.
+"""Runs of several messages at once, by tasks with their own `Strategy`: celery-batches.
 
 Such a task gives the pool one run for many requests, with callbacks of its own that acknowledge these
-(celery_batches/__init__.py: `Batches.flush`). So requests would not hear that their run begins, or ends. They
-are found by what the run is given of each: a `SimpleRequest`, which has the request's `request_dict`.
+(celery_batches/__init__.py: `Batches.flush`). So its requests do not hear when the run begins and ends. They
+are found by the run's arguments: each `SimpleRequest` has its request's `request_dict`.
 """
 
 from __future__ import annotations
@@ -41,22 +41,20 @@ class BatchedRequest(_Base):
             _collected[_key(self.request_dict["sqs"])] = self
 
     def start(self) -> bool:
-        """Its batch begins; whether it may: it may have been given back meanwhile, or lost."""
+        """Begin with its batch. Returns `False` if it was given back meanwhile, or lost."""
         return self.delivery is None or self.delivery.start()
 
     def end(self) -> None:
-        """Its batch is over, and the task's own callback has acknowledged the messages that it chose."""
+        """End with its batch; the task's own callback has acknowledged the messages that it chose."""
         self.ended()
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.measure_run()
         if not self.acknowledged:
-            logger.warning(
-                "Task %s[%s] comes back: its batch was lost", self.name, self.id, extra=self.log_extra()
-            )
+            self.log(logger.warning, "Task %s[%s] comes back: its batch was lost")
             self.come_back_later()
 
 
-class Batch:
+class BatchRun:
     """One run of several messages.
 
     Args:
@@ -68,7 +66,7 @@ class Batch:
         self._requests = [_collected.get(_key(_sqs_of(member))) for member in members]
 
     def keep(self, may_run: Callable[[BatchedRequest], bool]) -> bool:
-        """Keep those that may run; whether any may."""
+        """Keep the members that may run. Returns whether any may."""
         kept = [
             (member, request)
             for member, request in zip(self._members, self._requests, strict=True)
@@ -79,50 +77,48 @@ class Batch:
         return bool(kept)
 
     def start(self) -> None:
-        """It begins. The main thread, or the pool's thread that runs it."""
+        """Begin. The main thread, or the pool's thread that runs it."""
         self.keep(BatchedRequest.start)
 
     def end(self) -> None:
-        """It is over, or its process is lost. As `start`."""
+        """End all members: the run is over, or its process is lost. The same threads."""
         for request in self._requests:
             if request is not None:
                 request.end()
 
-    def told(self, options: dict[str, Any]) -> dict[str, Any]:
-        """The callbacks of its run in a pool, which tell the batch, too, of its beginning and of each end."""
+    def callbacks(self, options: dict[str, Any]) -> dict[str, Callable[..., None]]:
+        """The callbacks of its run in a pool, which call `start` and `end` too."""
+        accept = options.get("accept_callback")
+
+        def begin(*args: Any, **kwargs: Any) -> None:
+            self.start()
+            if accept is not None:
+                accept(*args, **kwargs)
+
+        def ending(callback: Callable[..., Any] | None) -> Callable[..., None]:
+            def finish(*args: Any, **kwargs: Any) -> None:
+                try:
+                    if callback is not None:
+                        callback(*args, **kwargs)
+                finally:
+                    self.end()
+
+            return finish
+
         return {
-            "accept_callback": _both(self.start, options.get("accept_callback")),
-            "callback": _both(options.get("callback"), self.end),
-            "error_callback": _both(options.get("error_callback"), self.end),
+            "accept_callback": begin,
+            "callback": ending(options.get("callback")),
+            "error_callback": ending(options.get("error_callback")),
         }
 
 
-def batch_of(args: Any) -> Batch | None:
+def batch_run_of(args: Any) -> BatchRun | None:
     """The batch that a pool runs with these arguments: a task, and in a tuple the list of its messages."""
     task, given = args[:2] if len(args) > 1 else (None, None)
     members = given[0] if isinstance(given, tuple) and len(given) == 1 else None
     if not isinstance(members, list) or not isinstance(task, Task) or not has_own_strategy(task):
         return None
-    return Batch(members) if all(map(_sqs_of, members)) else None
-
-
-def _both(first: Callable[..., Any] | None, second: Callable[..., Any] | None) -> Callable[..., None]:
-    """Call both, those of a `Batch` without arguments; the second whatever the first raises."""
-
-    def call(*args: Any, **kwargs: Any) -> None:
-        try:
-            _call(first, args, kwargs)
-        finally:
-            _call(second, args, kwargs)
-
-    return call
-
-
-def _call(function: Callable[..., Any] | None, args: Any, kwargs: Any) -> None:
-    if isinstance(getattr(function, "__self__", None), Batch):
-        args, kwargs = (), {}
-    if function is not None:
-        function(*args, **kwargs)
+    return BatchRun(members) if all(map(_sqs_of, members)) else None
 
 
 def _sqs_of(member: Any) -> Any:

@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from celery import bootsteps, signals
 from celery.exceptions import WorkerShutdown, WorkerTerminate
@@ -38,7 +38,6 @@ from celery_sqs_visibility.option_secrets import without_secrets
 from celery_sqs_visibility.signals import send_signals
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
-from celery_sqs_visibility.worker.added_queues import AddedQueues
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
@@ -52,15 +51,11 @@ from celery_sqs_visibility.worker.rate_limits import RateLimits
 from celery_sqs_visibility.worker.startup import (
     QueuesFirst,
     ask_store,
+    leave_out_refused_queues,
     warn_of_clamped,
 )
 from celery_sqs_visibility.worker.validation import BadMessages
 from celery_sqs_visibility.worker.worker_context import WorkerContext
-
-STDIN: Final = 0
-
-#: The loggers of boto3 and of its libraries.
-LOGGERS: Final = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 class SQSStep(bootsteps.StartStopStep):
@@ -99,7 +94,7 @@ class Deliveries(SQSStep):
         self._context = context
         BoundTasks(parent, self._worker, context).bind()
         QueuesFirst(parent)
-        AddedQueues(parent)
+        leave_out_refused_queues(parent)
         BadMessages(parent)
         RateLimits(parent, self._worker)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
@@ -116,12 +111,6 @@ class Deliveries(SQSStep):
         if writing is not context:
             writing.worker_name = parent.hostname
             context.control = writing.control
-
-    def _check_answers(self, control: Any) -> None:
-        """Report answers that are not JSON as errors, those of the user's own commands too."""
-        from celery_sqs_visibility.worker.control_commands import check_answers  # noqa: PLC0415
-
-        check_answers(control.box.node)
 
     def info(self, parent: Any) -> Any:
         """Describe the broker as Celery does in answer to `inspect stats`, without secrets of the options.
@@ -144,7 +133,9 @@ class Deliveries(SQSStep):
             parent.hub.add_reader(leases.fileno(), leases.on_readable)
         for step in parent.steps:
             if isinstance(step, Control):
-                self._check_answers(step)
+                from celery_sqs_visibility.worker.control_commands import check_answers  # noqa: PLC0415
+
+                check_answers(cast("Any", step).box.node)
         if self._worker.key_leases is not None and not self._store_asked:
             self._store_asked = True  # once the pool's processes are forked
             start_thread(ask_store, "sqs-ask-store", self._context.coordination_store)
@@ -166,7 +157,7 @@ class Endings(SQSStep):
         self._controller = parent.controller
         self._hostname: str = parent.hostname
         self._soft_timeout: float = parent.app.conf.worker_soft_shutdown_timeout
-        self._at_terminal = os.isatty(STDIN)
+        self._at_terminal = os.isatty(0)
         self._drain: Drain | None = None
         self._signalled = self._cold = self._embedded = self._over = False
 
@@ -203,7 +194,7 @@ class Endings(SQSStep):
             drain.end_broadcasts()
 
     def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
-        """The worker was told to end. In a signal handler: no I/O, and no lock."""
+        """Begin or shorten the drain of a worker. In a signal handler: no I/O, no lock."""
         if self._over:  # the handlers may be another worker's
             return
         self._replace_handlers()  # Celery has a new one now for a second SIGINT
@@ -225,14 +216,14 @@ class Endings(SQSStep):
             self._controller.exitcode = EX_FAILURE
 
     def _on_remote_shutdown(self) -> None:
-        """Celery's command `shutdown` was received: as at SIGTERM. The thread of Celery's mailbox."""
+        """Take Celery's command `shutdown` for a SIGTERM. The thread of Celery's mailbox."""
         cast("Any", state).should_stop = EX_OK
         signals.worker_shutting_down.send(
             sender=self._hostname, sig="remote control", how="Warm", exitcode=EX_OK
         )
 
     def _on_close(self) -> None:
-        """The worker stops, perhaps without a signal of Celery's: at SIGHUP, for one. Main thread.
+        """Begin the drain of a worker that stops, perhaps without a signal of Celery's (SIGHUP). Main thread.
 
         Running tasks have all their time: the worker may go on as another. Celery forgets the status with
         which it gives up for lack of descriptors (celery/worker/worker.py: `WorkController.start`).
@@ -298,12 +289,11 @@ def quiet_dependencies() -> None:
     a logger without a level of its own takes that. botocore then writes some hundred lines a request at
     DEBUG, and two a client at INFO.
 
-    A level that somebody has set stays: `logging.getLogger("botocore").setLevel(logging.DEBUG)` in Celery's
-    signal `after_setup_logger`, for one. A program that sets up logging in place of Celery decides itself.
+    A level that somebody has set stays. A program that sets up logging in place of Celery decides itself.
     """
     if signals.setup_logging.receivers:
         return
-    for logger in map(logging.getLogger, LOGGERS):
+    for logger in map(logging.getLogger, ("boto3", "botocore", "s3transfer", "urllib3")):
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
 
@@ -314,18 +304,16 @@ def restart_by_module() -> None:
     Celery runs `sys.argv` again. That of `python -m celery` begins with the path of Celery's `__main__.py`,
     which Python cannot run by its path (celery/apps/worker.py: `_reload_current_worker`).
     """
-    number = getattr(signal, "SIGHUP", None)
-    handler: Any = None if number is None else signal.getsignal(number)
+    handler: Any = signal.getsignal(signal.SIGHUP)
     by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
-    if number is None or not by_module or getattr(handler, "__name__", None) != RESTART_HANDLER:
+    if not by_module or getattr(handler, "__name__", None) != RESTART_HANDLER:
         return
 
     def restart(*args: Any) -> None:
         handler(*args)
-        atexit.register(_restore_command_line)  # called before the hook that Celery has registered
+        atexit.register(restore_command_line)  # called before the hook that Celery has registered
 
-    signal.signal(number, restart)
+    def restore_command_line() -> None:
+        sys.argv[:] = sys.orig_argv[1:]
 
-
-def _restore_command_line() -> None:
-    sys.argv[:] = sys.orig_argv[1:]
+    signal.signal(signal.SIGHUP, restart)

@@ -11,7 +11,7 @@ strategy, and is unknown until then.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
@@ -33,12 +33,6 @@ from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, W
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 logger = get_logger(__name__)
-
-NOT_RUN: Final = "a task that was registered after the worker's start is not run, and its messages wait: %s"
-
-NO_EVENTS: Final = (
-    "task %r was registered after the worker's start, and takes events of AWS from its next start on"
-)
 
 
 class BoundTasks:
@@ -86,12 +80,20 @@ class BoundTasks:
             self._open_keys([task])
         except ImproperlyConfigured as error:
             if task.name not in self._refused:
-                logger.error(NOT_RUN, error)  # noqa: TRY400 - the error's text says all
+                logger.error(  # noqa: TRY400 - the error's text says all
+                    "a task that was registered after the worker's start is not run, and its messages wait: "
+                    "%s",
+                    error,
+                )
             self._refused.add(task.name)
             return
         self._refused.discard(task.name)
         if getattr(task, "sqs_event", None):
-            logger.error(NO_EVENTS, task.name)
+            logger.error(
+                "task %r was registered after the worker's start, and takes events of AWS from its next "
+                "start on",
+                task.name,
+            )
         self._bind([task])
 
     def _bind(self, tasks: Any) -> None:
@@ -110,7 +112,7 @@ class BoundTasks:
 
 
 def bind_request_class(task: Any, worker: WorkerContext) -> None:
-    """Bind a task's requests to their deliveries; a Request class of the user's is mixed with ours."""
+    """Bind a task's requests to their deliveries; a user's own Request class is mixed with ours."""
     theirs = symbol_by_name(task.Request)
     bound = vars(theirs)
     if bound.get("worker") is worker:
@@ -122,10 +124,14 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
         base: tuple[type, ...] = (ours,)
     else:
         base = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
+    features: list[type] = [BatchedRequest] if has_own_strategy(task) else []
+    if isinstance(task, VisibilityTask):
+        features += [ExclusiveRequest] if task.exclusive else []
+        features += [WatchedRequest] if task.inactivity_timeout is not None else []
     when_lost = getattr(task, "when_lost", None) or worker.when_lost
     task.Request = type(
         theirs.__name__,
-        (*_features_of(task), *base),
+        (*features, *base),
         {
             "made_of": theirs,
             "worker": worker,
@@ -135,15 +141,6 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
     )
 
 
-def _features_of(task: Any) -> list[type]:
-    """The classes to mix in, by the features that the task uses."""
-    features: list[type] = [BatchedRequest] if has_own_strategy(task) else []
-    if isinstance(task, VisibilityTask):
-        features += [ExclusiveRequest] if task.exclusive else []
-        features += [WatchedRequest] if task.inactivity_timeout is not None else []
-    return features
-
-
 def take_events(app: Celery[Any], context: BrokerContext) -> None:
     """Make tasks of events in the worker's receivers, if a task takes events or there is an adapter.
 
@@ -151,7 +148,14 @@ def take_events(app: Celery[Any], context: BrokerContext) -> None:
         ImproperlyConfigured: two tasks take the same events, or the adapter cannot be imported.
     """
     try:
-        routes = EventRoutes(_routes(app))
+        routes = EventRoutes(
+            [
+                EventRoute(pattern, task.name, per_message=task.sqs_event_per == MESSAGE)
+                for task in app.tasks.values()
+                if isinstance(task, VisibilityTask)
+                for pattern in parse_sqs_event("sqs_event", task.sqs_event)
+            ]
+        )
         adapter = _adapter(context.options.message_adapter)
     except ValueError as error:
         raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
@@ -161,15 +165,6 @@ def take_events(app: Celery[Any], context: BrokerContext) -> None:
 
     decode = context.decode_message
     context.decode_for_worker = EventMessages(routes, adapter, decode, context.attribute_names).decode
-
-
-def _routes(app: Celery[Any]) -> list[EventRoute]:
-    return [
-        EventRoute(pattern, task.name, per_message=task.sqs_event_per == MESSAGE)
-        for task in app.tasks.values()
-        if isinstance(task, VisibilityTask)
-        for pattern in parse_sqs_event("sqs_event", task.sqs_event)
-    ]
 
 
 def _adapter(path: str | None) -> Any:

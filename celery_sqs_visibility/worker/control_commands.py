@@ -28,22 +28,13 @@ logger = get_logger(__name__)
 
 FOR_EVER: Final = math.inf
 
-#: Names of pools on the command line that differ from the names of Celery's modules.
-POOLS: Final = {"thread": "threads"}
-
 
 class QueueNotConsumedError(LookupError):
     """The worker does not consume the queue."""
 
 
 class NothingGivenBackError(RuntimeError):
-    """No thread could be started that gives back what waits."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "no thread could be started that gives back what waits; the queue is paused all the same. "
-            "Pause it again, to have it given back"
-        )
+    """No thread could be started that gives back waiting messages."""
 
 
 def consumed_queues(context: BrokerContext) -> list[str]:
@@ -52,7 +43,7 @@ def consumed_queues(context: BrokerContext) -> list[str]:
 
 
 def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict[str, Any]:
-    """Stop polling the queue for that long, and give its waiting messages back; its state before that.
+    """Stop polling the queue for that long, and give its waiting messages back. Returns its former state.
 
     Raises:
         QueueNotConsumedError: nothing is changed.
@@ -67,12 +58,15 @@ def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict
     how_long = "until it is resumed" if seconds == FOR_EVER else f"for {seconds:g} s"
     logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
     if start_thread(_give_back, f"sqs-pause-{queue}", consumers, queue) is None:
-        raise NothingGivenBackError
+        raise NothingGivenBackError(
+            "no thread could be started that gives back waiting messages; the queue is paused all the same. "
+            "Pause it again to give them back"
+        )
     return {**before, **_pause_of(context, queue)}
 
 
 def resume(context: BrokerContext, queue: str) -> bool:
-    """Poll the queue again; whether it was paused.
+    """Poll the queue again. Returns whether it was paused.
 
     Raises:
         QueueNotConsumedError: nothing is changed.
@@ -156,7 +150,7 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     """Tell which queues are polled and paused, and how many messages of each are held and hidden."""
     module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
-        "pool": POOLS.get(module, module),
+        "pool": "threads" if module == "thread" else module,  # its name on the command line
         "slots": number_of_slots(state.consumer),
         "busy": len(worker_state.active_requests),
         "queues": conditions(_context(state)),
@@ -164,7 +158,7 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
 
 
 def check_answers(node: Any) -> None:
-    """Let a node answer with an error in place of an answer that is not JSON; harmless if repeated."""
+    """Let a node answer with an error in place of an answer that is not JSON. Idempotent."""
     answer_by(node, partial(_checked, node.handle))
 
 

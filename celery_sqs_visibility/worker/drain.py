@@ -1,10 +1,10 @@
 """End of a worker: waiting messages are given back at once, those of running tasks when their time is over.
 
-Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) waits in the main thread for running
-tasks, however long they take, and then closes the channel. The drain's thread stops the polls, gives back the
-messages whose runs have not begun and, when the time is over, those that still run, and ends these runs. So
-the main thread has no more to wait for, and ends by Celery's own way; the process is ended only if that takes
-too long.
+Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) waits in the main thread until running
+tasks have ended, and then closes the channel. The drain's thread stops the polls and gives back the messages
+whose runs have not begun. When the time is over, it gives back those that still run, and ends these runs. So
+the main thread has nothing to wait for, and ends as Celery does. The process is killed only if that takes too
+long.
 
 The process outlives its polls in flight: SQS does not notice that a client is gone, and would hand the next
 message to the open poll.
@@ -53,17 +53,11 @@ BEFORE_SIGKILL_SECONDS: Final = 0.5
 #: whether its processes are gone, one after the other, and on a busy machine the end takes a second more.
 EARLY_BEFORE_SIGKILL_SECONDS: Final = 3.0
 
-#: A process that is ended waits this long for the deletion of its own queues.
-END_QUEUES_SECONDS: Final = 1.5
-
 #: A later signal may shorten a wait: each wait looks for that this often.
 RECHECK_SECONDS: Final = 0.5
 
 #: A run on the main thread may clean up for this long before it is interrupted again.
 UNWIND_SECONDS: Final = 2.0
-
-#: Its handler interrupts a run on the main thread: see `bootsteps.Endings`.
-INTERRUPTING_SIGNAL: Final = getattr(signal, "SIGQUIT", None)
 
 #: Says in how many seconds after SIGTERM the SIGKILL comes: in Kubernetes the pod's
 #: terminationGracePeriodSeconds, repeated as the literal value of an environment variable.
@@ -104,7 +98,7 @@ class Drain:
         self._cold = False
         self._polls_shortened = False
         self._drained = threading.Event()
-        self._handed_back = False  # whether messages of runs were, whose processes may not have read them
+        self._handed_back = False  # whether messages of runs were, which their processes may not have read
         self._runs = LastRuns()
         self._owns_process = True  # and may end it
         self._cancelled = False
@@ -150,7 +144,7 @@ class Drain:
 
     @property
     def interrupts_main_thread(self) -> bool:
-        """Whether signals are sent to end the run on the main thread. In a signal handler."""
+        """Whether SIGQUIT is sent to end the run on the main thread. In a signal handler."""
         return self._runs.interrupts
 
     def finish(self) -> None:
@@ -165,7 +159,11 @@ class Drain:
         # No run is left that would settle the messages held now: the channel gives back what Celery has.
         while not self._drained.is_set() and not any(each.held() for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
-        _give_back_unread(queue_consumers)
+        # A process that ended after its last task has not read these, and the pool starts no other.
+        held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.held()]
+        unread = [each for each in held if each.state is State.DISPATCHED and each.settle(RELEASE)]
+        if unread:
+            logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
 
     def end_broadcasts(self) -> None:
         """Delete the worker's Broadcast queues; its control queue as the process ends. After `finish`.
@@ -220,17 +218,19 @@ class Drain:
     def _end_runs(self) -> None:
         """End the runs whose messages were handed back, and when time is over those acknowledged early."""
         runs = self._runs
-        while (left := self._left()) > 0 and runs.late():  # whose messages are lost, or after an error
+        while (
+            left := self._left()
+        ) > 0 and runs.acknowledged_late():  # whose messages are lost, or after an error
             _sleep(min(left, RECHECK_SECONDS))
-        runs.end_late()
+        runs.end_acknowledged_late()
         if early := len(runs.acknowledged_early()):
             logger.info("shutdown: waiting for runs that were acknowledged when they began: %d", early)
         while runs.acknowledged_early() and not self._cancelled:
             if (left := self._early_until - SYSTEM_CLOCK.monotonic()) <= 0:
-                runs.lose_early()
+                runs.end_acknowledged_early()
             else:
                 _sleep(min(left, RECHECK_SECONDS))
-            runs.end_late()
+            runs.end_acknowledged_late()
         if runs.any_ended:
             self._end_consumers_of_tasks()
             if self._owns_process:
@@ -263,7 +263,7 @@ class Drain:
         until = min(now + END_SECONDS, max(sigkill - BEFORE_SIGKILL_SECONDS, now + RECHECK_SECONDS))
         logger.warning("shutdown: time is up, ending within %.1f s", until - now)
         while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
-            self._runs.end_late()
+            self._runs.end_acknowledged_late()
             _sleep(min(left, RECHECK_SECONDS))
         self._end_process()
 
@@ -322,16 +322,17 @@ class Drain:
         _kill([child.pid for child in active_children() if child.pid])
         if self._controller.pidlock:
             self._controller.pidlock.release()
-        deleting = start_thread(self._delete_queues, "sqs-end-queues")
+
+        def delete_queues() -> None:
+            self._context.end_control()
+            if self._context.options.supports_fanout:
+                self._context.end_broadcasts()
+
+        deleting = start_thread(delete_queues, "sqs-end-queues")
         if deleting is not None:
-            deleting.join(END_QUEUES_SECONDS)
+            deleting.join(1.5)
         # Not sys.exit: the main thread, or one for which it waits, cannot be made to end.
         os._exit(EX_FAILURE if self._cold else EX_OK)
-
-    def _delete_queues(self) -> None:
-        self._context.end_control()
-        if self._context.options.supports_fanout:
-            self._context.end_broadcasts()
 
 
 class _ReleasedMessages:
@@ -371,17 +372,6 @@ def _messages(count: int) -> str:
     return "1 message" if count == 1 else f"{count} messages"
 
 
-def _give_back_unread(queue_consumers: Iterable[QueueConsumer]) -> None:
-    """Release messages whose pool process had not read them when its last task was done.
-
-    A pool that ends starts no other process, which would read them.
-    """
-    held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.held()]
-    unread = [each for each in held if each.state is State.DISPATCHED and each.settle(RELEASE)]
-    if unread:
-        logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
-
-
 def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: _ReleasedMessages) -> None:
     """Log which runs are orphaned, and what could not be given back because SQS does not answer."""
     for orphan in orphans:
@@ -402,12 +392,7 @@ def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: 
         )
 
 
-def active_requests() -> list[Any]:
-    """The requests of all runs of this process."""
-    return snapshot(state.active_requests)
-
-
-def in_a_thread(act: Callable[[], None]) -> None:
+def _in_a_thread(act: Callable[[], None]) -> None:
     """Call it in a thread of its own, or here if the system has none: eventlet waits for a greenlet's end."""
     if start_thread(act, "sqs-end-run") is None:
         act()
@@ -427,8 +412,8 @@ class LastRuns:
 
     def __init__(
         self,
-        active: Callable[[], list[Any]] = active_requests,
-        call: Callable[[Callable[[], None]], None] = in_a_thread,
+        active: Callable[[], list[Any]] = lambda: snapshot(state.active_requests),
+        call: Callable[[Callable[[], None]], None] = _in_a_thread,
     ) -> None:
         self._active = active
         self._call = call
@@ -447,23 +432,23 @@ class LastRuns:
         waited_for = [each for each in self._active() if id(each) not in self._ended]
         return [each for each in waited_for if _is_acknowledged_early(each)]
 
-    def late(self) -> list[Any]:
+    def acknowledged_late(self) -> list[Any]:
         """The requests of runs whose messages are held until their end, or were lost meanwhile."""
         return [each for each in self._active() if not _is_acknowledged_early(each)]
 
-    def end_late(self) -> None:
-        """End all `late` ones: their messages are other workers' now.
+    def end_acknowledged_late(self) -> None:
+        """End them: other workers have their messages now.
 
-        Again, it ends those that began since, and interrupts the main thread if its run has not unwound.
+        Called again, it ends those that began since, and interrupts the main thread if its run still unwinds.
         """
-        for request in self.late():
+        for request in self.acknowledged_late():
             self._end(request)
         if self.interrupts and (now := SYSTEM_CLOCK.monotonic()) >= self._interrupt_at:
             self._interrupt_at = now + UNWIND_SECONDS
             _interrupt_main_thread()
 
-    def lose_early(self) -> None:
-        """End the others, too: nobody will run them again. `end_late` interrupts the main thread."""
+    def end_acknowledged_early(self) -> None:
+        """End them too: they are lost. `end_acknowledged_late` interrupts the main thread."""
         for request in self.acknowledged_early():
             fields = Fields(task=request.name, task_id=request.id)
             log_safely(
@@ -507,11 +492,10 @@ def _is_acknowledged_early(request: Any) -> bool:
 
 
 def _interrupt_main_thread() -> None:
+    """Interrupt the run on the main thread by SIGQUIT: its handler is that of `bootsteps.Endings`."""
     main = threading.main_thread().ident
-    if INTERRUPTING_SIGNAL is None or main is None:
-        return
-    if callable(signal.getsignal(INTERRUPTING_SIGNAL)):  # or the process would be killed
-        signal.pthread_kill(main, INTERRUPTING_SIGNAL)
+    if main is not None and callable(signal.getsignal(signal.SIGQUIT)):  # or the process would be killed
+        signal.pthread_kill(main, signal.SIGQUIT)
 
 
 def shutdown_times(stated: float | None) -> tuple[float, float]:

@@ -1,7 +1,4 @@
-"""Request of an exclusive task: it names the key, and settles a message whose run did not take place.
-
-Its methods run where those of `worker.request` run; requests to the store are made elsewhere.
-"""
+"""Request of an exclusive task: it names the key, and settles a message whose run did not take place."""
 
 from __future__ import annotations
 
@@ -59,7 +56,7 @@ class ExclusiveRequest(VisibilityRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """It ended with an exception, or did not begin."""
+        """Settle a run that ended with an exception, or did not begin."""
         self._learn_attempts()
         exc = exception_of(exc_info)
         if not return_ok:  # a child that reports has released it
@@ -72,7 +69,7 @@ class ExclusiveRequest(VisibilityRequest):
         return None
 
     def dispatch(self) -> bool:
-        """As any other; while the store does not answer, its message waits, and takes no process."""
+        """Let the message wait while the store does not answer; it takes no process."""
         if not (error := self._store_error):
             return super().dispatch()
         state.task_ready(self)
@@ -80,7 +77,7 @@ class ExclusiveRequest(VisibilityRequest):
         return False
 
     def release_key(self, delay: float) -> None:
-        """The run is gone, or will be after that many seconds, and cannot release its key itself."""
+        """Release the key of a run that is gone, or will be after that many seconds."""
         if self._key_lease is not None and self.worker.key_leases is not None:
             self.worker.key_leases.release(self._key_lease, delay)
 
@@ -164,8 +161,7 @@ class ExclusiveRequest(VisibilityRequest):
         match why:
             case Processed():
                 skipped = "Task %s[%s] skipped: its key %r was processed before"
-                extra = self.log_extra(key=key, outcome="skipped")
-                logger.info(skipped, self.name, self.id, key, extra=extra)
+                self.log(logger.info, skipped, key, key=key, outcome="skipped")
                 self._warn_of_canvas()
                 # The only end that monitors take for a run that began: they show REVOKED, not STARTED for
                 # ever, and of a task with an earlier success that success (celery/events/state.py).
@@ -177,8 +173,7 @@ class ExclusiveRequest(VisibilityRequest):
             case Processing(left, owner):
                 seconds = seconds_to_wait(left)
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
-                extra = self.log_extra(key=key, outcome="waits", seconds=seconds)
-                logger.info(waits, self.name, self.id, seconds, key, extra=extra)
+                self.log(logger.info, waits, seconds, key, key=key, outcome="waits", seconds=seconds)
                 # An earlier run of the message settles it, and its attempts go on with it: no copy.
                 own = is_same_message(owner, self._message_id)
                 self._wait(seconds, None if own else self._copy(seconds))
@@ -194,16 +189,15 @@ class ExclusiveRequest(VisibilityRequest):
         if copy is None and self.delivery is not None:
             seconds = store_retry_seconds(self.delivery.receives_left)
         unknown = "Task %s[%s] was not run, and comes back in %s s: its key cannot be acquired: %s"
-        extra = self.log_extra(key=self._ownership["key"])
-        logger.error(unknown, self.name, self.id, seconds, error, extra=extra)
+        self.log(logger.error, unknown, seconds, error, key=self._ownership["key"])
         self._wait(seconds, copy)
 
     def _warn_of_canvas(self) -> None:
-        """A duplicate with a task id of its own leaves a hole where it stands: its result stays as it is."""
+        """Warn of a skipped duplicate within a canvas: its result stays as it is."""
         parts = [name for name in ("chord", "group", "chain") if self.context.get(name)]
         if parts and self.task.exclusive is not True:  # with its id for a key the task itself has run
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
-            logger.warning(stops, self.name, self.id, parts[0], extra=self.log_extra())
+            self.log(logger.warning, stops, parts[0])
 
     def _copy(self, seconds: int) -> Renew | None:
         """The copy that waits for so long, if there can be one: its receives count as no attempts."""

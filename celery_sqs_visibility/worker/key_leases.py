@@ -1,8 +1,8 @@
 """Leases of the keys of exclusive tasks, renewed whenever the heartbeat has extended their messages.
 
-So a key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
-another worker can have the message. A run whose message is lost goes on, and so does its key's lease: the
-message's next run waits for its end. So a key is renewed, too, shortly before its message is lost.
+A key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
+another worker can have the message. A run whose message is lost goes on, and its key stays leased, so that
+the message's next run waits. So a key is also renewed shortly before its message is lost.
 """
 
 from __future__ import annotations
@@ -31,14 +31,11 @@ from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
 logger = get_logger(__name__)
 
 #: At 5 ms a renewal, two at a time renew 400 a second.
-MOST_IN_FLIGHT: Final = 2
+MAX_IN_FLIGHT: Final = 2
 
 #: A failed renewal is tried again after this part of the time that is left, but not sooner than this.
 RETRY_FRACTION: Final = 4
 RETRY_FLOOR_SECONDS: Final = 1.0
-
-#: The key of a run whose message is lost is renewed for the visibility timeout, after this part of it.
-LOST_FRACTION: Final = 2
 
 #: A key whose message is not extended is renewed this part of the visibility timeout before that ends, or
 #: half a heartbeat interval before: by then the heartbeat has tried.
@@ -50,11 +47,11 @@ RELEASE_SECONDS: Final = 1.0
 
 @dataclass(eq=False)
 class KeyLease:
-    """The key of a run. Its request refers to it for as long as the run may go on.
+    """The key of a run, which the run's request keeps alive.
 
     Attributes:
         until: the monotonic instant at which the lease ends, as far as it was renewed here.
-        over: whether this process renews it no longer: it was lost, or is to be released.
+        over: whether it is no longer renewed: it was lost, or is to be released.
     """
 
     key: str
@@ -89,7 +86,7 @@ class KeyLease:
 
 @dataclass(eq=False)
 class KeyBatch:
-    """Leases to be renewed or released in one go; `lost` are those that other owners have by now."""
+    """Leases to be renewed or released together; `lost` are those that other owners have by now."""
 
     leases: list[KeyLease]
     lost: list[KeyLease] = field(default_factory=list)
@@ -101,8 +98,7 @@ class KeyBatch:
 class DueLeases:
     """Leases to be renewed or released, the earliest first. Not thread-safe.
 
-    A heap, since thousands of leases may fall due one after the other: what it has of a lease that is gone,
-    or falls due at another time by now, is passed over.
+    A heap, for thousands of leases. Entries of leases that are gone or were put again are skipped.
     """
 
     def __init__(self) -> None:
@@ -118,7 +114,7 @@ class DueLeases:
         return self._instants.get(lease, default)
 
     def put(self, lease: KeyLease, at: float) -> None:
-        """It falls due at that instant, and at no other."""
+        """Set the instant at which the lease falls due."""
         self._instants[lease] = at
         heapq.heappush(self._heap, (at, next(self._ties), ref(lease)))
         if len(self._heap) > 2 * len(self._instants) + BATCH_ENTRIES:
@@ -132,7 +128,7 @@ class DueLeases:
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float) -> list[KeyLease]:
-        """Take out those of one batch that are due."""
+        """Remove one batch of due leases and return it."""
         due: list[KeyLease] = []
         while len(due) < BATCH_ENTRIES and self._heap and self._heap[0][0] <= now:
             lease = self._lease(heapq.heappop(self._heap))
@@ -142,7 +138,7 @@ class DueLeases:
         return due
 
     def _lease(self, entry: tuple[float, int, ref[KeyLease]]) -> KeyLease | None:
-        """The lease of an entry that still counts."""
+        """The lease of an entry that is still valid."""
         at, _, reference = entry
         lease = reference()
         return lease if lease is not None and self._instants.get(lease) == at else None
@@ -156,7 +152,7 @@ class KeyLeases:
         self._clock = clock
         self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", clock)
         pump = pump or Pump(clock)
-        self.lane: Lane[KeyBatch] = pump.lane("renews the keys of exclusive tasks", MOST_IN_FLIGHT, self)
+        self.lane: Lane[KeyBatch] = pump.lane("renews the keys of exclusive tasks", MAX_IN_FLIGHT, self)
         # Guarded by the lane's lock:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
         self._due = DueLeases()
@@ -175,22 +171,22 @@ class KeyLeases:
 
     @property
     def store_error(self) -> str:
-        """Why no key can be acquired now; empty: one may be. Any thread, without a request."""
+        """Why no key can be acquired now; empty if keys can be. Any thread; no request."""
         return self._store.error
 
     def store_unanswered(self, error: str, since: float) -> None:
-        """A run had no answer to its request of that monotonic instant. Any thread, without a request."""
+        """Note that a run's request of that monotonic instant had no answer. Any thread; no request."""
         self._store.unanswered(error, since)
 
     def add(self, lease: KeyLease) -> None:
-        """A run begins that is to have that key."""
+        """Renew the lease from now on: its run begins."""
         facts = lease.delivery.facts
         with self.lane.lock:
             self._leases[facts.queue, facts.message_id] = lease
             self._renew_at(lease, lease.delivery.deadline - lease.margin)
 
     def release(self, lease: KeyLease, delay: float = 0.0) -> None:
-        """The run is over, and could not release its key itself."""
+        """Release the key of a run that is over and could not release it itself."""
         with self.lane.lock:
             self._release_at(lease, self._clock.monotonic() + delay)
 
@@ -251,17 +247,18 @@ class KeyLeases:
                 self._tell_lost(lease)
 
     def _repeat(self, lease: KeyLease, now: float, *, failed: bool) -> None:
-        """Renew it again, where that has failed, or no extension asks for it before."""
+        """Renew it again after a failure, or when no extension will ask for it."""
         if not lease.held:
             return
         at = lease.until - lease.margin
         if failed or lease.delivery.lost:
-            pause = (lease.until - now) / (RETRY_FRACTION if failed else LOST_FRACTION)
+            # A lost message's key is renewed for the visibility timeout, each time half of it is over.
+            pause = (lease.until - now) / (RETRY_FRACTION if failed else 2)
             at = now + max(pause, RETRY_FLOOR_SECONDS)
         self._renew_at(lease, min(at, self._due.get(lease, at)))
 
     def _renew_at(self, lease: KeyLease, at: float) -> None:
-        """It is to be renewed, or released, at that instant. Under the lane's lock."""
+        """Renew or release it at that instant. Under the lane's lock."""
         self._due.put(lease, at)
         self.lane.wake()
 

@@ -35,7 +35,7 @@ from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.worker.batches import batch_of
+from celery_sqs_visibility.worker.batches import batch_run_of
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -46,14 +46,13 @@ RECHECK_SECONDS: Final = 0.2
 class ThreadedRun:
     """A run in a pool without processes, which reports each of its ends to the right callback.
 
-    The pool would lose a run that raises out of Celery's tracer, and pass one that ended with a BaseException
-    to the callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`); nor does
-    it heed what a callback raises, for lack of memory for one. Its message would never be settled, and be
-    extended for 12 hours. A run that is lost all the same, with the pool's thread or before it, is gone: its
-    message is given back then (see `delivery.watches`).
+    The pool loses a run that raises out of Celery's tracer, passes one that ended with a BaseException to the
+    callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`), and ignores
+    exceptions of callbacks. The message would never be settled, but extended for 12 hours. If the run is lost
+    with the pool's thread, its message is given back (see `delivery.watches`).
 
-    Nothing runs if the message was given back while it waited in the pool; green pools would print what the
-    request raises then.
+    Nothing runs if the message was given back while it waited in the pool; green pools would print the
+    exception of the request.
     """
 
     def __init__(
@@ -125,8 +124,8 @@ known_slots: Final = lru_cache(maxsize=128)(Slots)
 def slots_of(consumer: Any, worker: WorkerContext) -> Slots:
     """Slots of a consumer's worker. Any thread.
 
-    Not by Celery's own prefetch count: it counts the processes of a pool that grows or scales itself as they
-    are just now, and adds tasks that wait for an ETA, where `worker_eta_task_limit` lets it.
+    Celery's own prefetch count is no measure: it counts the present processes of a pool that scales, and adds
+    tasks that wait for an ETA, where `worker_eta_task_limit` allows that.
     """
     number, idle = number_of_slots(consumer), not state.active_requests
     # kombu 5.5 has no such limit; and there is no QoS until it consumes.
@@ -179,13 +178,13 @@ def watch_runs(pool: Any, worker: WorkerContext) -> None:
 
 
 def _tell_batch(args: Any, options: dict[str, Any], *, processes: bool) -> bool:
-    """Let a batch hear of its run, if these are the arguments of one; whether there is anything to run."""
-    batch = batch_of(args)
+    """Let a batch hear of its run, if these are the arguments of one. Returns whether there is a run."""
+    batch = batch_run_of(args)
     if batch is not None:
         # A process gets a copy of the members now; a thread gets these when it begins.
         if processes and not batch.keep(DeliveryRequest.dispatch):
             return False
-        options |= batch.told(options)
+        options |= batch.callbacks(options)
     return True
 
 

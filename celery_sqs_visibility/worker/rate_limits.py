@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 #: Tasks that wait in a worker's memory for their rate, without a slot. With more, it asks for fewer messages.
-MOST_HELD: Final = 1000
+MAX_HELD: Final = 1000
 
 #: Tasks of one kind that wait in SQS, as far as this worker knows. SQS hides 120,000 of a queue, in all.
-MOST_AWAY: Final = 10_000
+MAX_IN_SQS: Final = 10_000
 
 
 class RateLimits:
@@ -48,78 +48,80 @@ class RateLimits:
         self._consumer = consumer
         #: Requests that wait in memory for their rate, without a slot.
         self._waiting: WeakSet[Any] = WeakSet()
-        #: By bucket, the monotonic instant of the last turn that a message in SQS was given.
-        self._last_turn: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        #: By bucket, the latest monotonic instant at which a message that waits in SQS may start.
+        self._last_start: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         worker.on_eta = self.wait_for_eta
         self._apply_eta_task = apply_etas_by(consumer, self.apply_eta_task)
         self._celerys = limit_by(consumer, self)
 
     def wait_for_eta(self, request: Any) -> None:
-        """A request was made that Celery holds until its ETA, if that is to come."""
+        """Take no slot for a request that Celery holds until its ETA."""
         if request.eta.timestamp() > SYSTEM_CLOCK.wall() and not isinstance(request, BatchedRequest):
             _rest(request, Wait.START)
 
     def apply_eta_task(self, request: Any) -> None:
-        """A task's ETA has come. The event loop's timer."""
+        """Take a slot for a task whose ETA has come. The event loop's timer."""
         _resume(request)
         self._apply_eta_task(request)
 
     def limit_task(self, request: Any, bucket: Any, tokens: int) -> Any:
-        """A task has arrived. Its turn comes after the tasks that wait in SQS."""
+        """Let a task that has arrived wait behind the tasks that wait in SQS."""
         now = SYSTEM_CLOCK.monotonic()
-        turn = max(_turn(bucket, now), self._last_turn.get(bucket, 0.0) + 1 / bucket.fill_rate)
-        if self._put_off(request, bucket, turn, now):
+        start = max(_start_of(bucket, now), self._last_start.get(bucket, 0.0) + 1 / bucket.fill_rate)
+        if self._put_off(request, bucket, start, now):
             return None
-        self._wait_without_slot(request, _turn(bucket, now) - now)
+        self._wait_without_slot(request, _start_of(bucket, now) - now)
         return self._celerys.limit_task(request, bucket, tokens)
 
     def limit_post_eta(self, request: Any, bucket: Any, tokens: int) -> Any:
-        """A task's ETA has come, which may be the turn that it was given. The event loop's timer."""
+        """Limit a task whose ETA has come, which may be that of a copy. The event loop's timer."""
         _resume(request)
         now = SYSTEM_CLOCK.monotonic()
-        if _is_settled(request) or self._put_off(request, bucket, _turn(bucket, now), now):
+        delivery = _delivery_of(request)
+        settled = delivery is not None and not delivery.held
+        if settled or self._put_off(request, bucket, _start_of(bucket, now), now):
             self._consumer.qos.decrement_eventually()
             state.task_ready(request)  # Celery has it among its scheduled requests
             return None
-        self._wait_without_slot(request, _turn(bucket, now) - now)
+        self._wait_without_slot(request, _start_of(bucket, now) - now)
         return self._celerys.limit_post_eta(request, bucket, tokens)
 
     def move_to_pool(self, request: Any) -> None:
-        """A task's turn has come."""
+        """Take a slot for a task that its bucket lets run."""
         self._waiting.discard(request)
         _resume(request)
         self._celerys.move_to_pool(request)
 
     def _wait_without_slot(self, request: Any, wait: float) -> None:
-        """Make a request wait in the bucket, without a slot before its turn.
+        """Make a request wait in the bucket, without a slot until it may start.
 
-        The worker asks for another message in its place, or those that wait here may have its slot. The
-        latter for a task whose turn is far away and that cannot wait in SQS (in a FIFO queue, or without the
-        permission to send): one worker would take a whole queue of them.
+        The worker receives another message in its place. It does not for a task that starts far in the future
+        and cannot wait in SQS (in a FIFO queue, or without the permission to send): one worker would receive
+        a whole queue of them.
         """
         if wait <= 0:
             return
         timeout = getattr(request, "visibility_timeout", None)
         is_far = timeout is not None and park_seconds(wait, timeout) is not None
-        makes_room = not is_far and len(self._waiting) < MOST_HELD
+        makes_room = not is_far and len(self._waiting) < MAX_HELD
         if makes_room:
             self._waiting.add(request)
         _rest(request, Wait.START if makes_room else Wait.FAR_START)
 
-    def _put_off(self, request: Any, bucket: Any, turn: float, now: float) -> bool:
-        """Make a request wait in SQS if its turn is far away; whether it does."""
-        wait = turn - now
+    def _put_off(self, request: Any, bucket: Any, start: float, now: float) -> bool:
+        """Make a request wait in SQS if it starts far in the future. Returns whether it does."""
+        wait = start - now
         if not isinstance(request, DeliveryRequest) or request.visibility_timeout is None:
             return False
-        if park_seconds(wait, request.visibility_timeout) is None or wait * bucket.fill_rate > MOST_AWAY:
+        if park_seconds(wait, request.visibility_timeout) is None or wait * bucket.fill_rate > MAX_IN_SQS:
             return False
         if not request.put_off(SYSTEM_CLOCK.wall() + wait):
             return False
-        self._last_turn[bucket] = max(turn, self._last_turn.get(bucket, 0.0))
+        self._last_start[bucket] = max(start, self._last_start.get(bucket, 0.0))
         return True
 
 
-def _turn(bucket: Any, now: float) -> float:
+def _start_of(bucket: Any, now: float) -> float:
     """The monotonic instant at which a task may run that is added to the bucket now."""
     wait: float = bucket.expected_time(1) + len(bucket.contents) / bucket.fill_rate
     return now + wait
@@ -132,17 +134,12 @@ def _delivery_of(request: Any) -> Delivery | None:
 
 
 def _rest(request: Any, wait: Wait) -> None:
-    """It takes no slot from now on."""
+    """Let it take no slot from now on."""
     if (delivery := _delivery_of(request)) is not None and delivery.consumer is not None:
         delivery.consumer.rest(delivery, wait)
 
 
 def _resume(request: Any) -> None:
-    """It takes a slot from now on, if it waited."""
+    """Let it take a slot again, if it waited."""
     if (delivery := _delivery_of(request)) is not None and delivery.consumer is not None:
         delivery.consumer.resume(delivery)
-
-
-def _is_settled(request: Any) -> bool:
-    delivery = _delivery_of(request)
-    return delivery is not None and not delivery.held

@@ -1,4 +1,4 @@
-"""Celery's request of a task that runs for a message from SQS: the end of the run settles the message.
+"""Celery's request of a task whose message is from SQS: the end of the run settles the message.
 
 Celery's main process keeps a `Request` for each message (celery/worker/request.py). `create_request_cls`
 redefines its `on_success` and `execute_using_pool`, so overriding those here would do nothing. The other
@@ -9,8 +9,8 @@ safe from any thread, and does no I/O.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -39,7 +39,7 @@ from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
-from celery_sqs_visibility.events import Finished, emit, log_safely
+from celery_sqs_visibility.events import Finished, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retries import attempts_made, whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
@@ -53,24 +53,6 @@ logger = get_logger(__name__)
 
 DELETE: Final = Delete()
 
-#: Ends a run at once.
-KILL_SIGNAME: Final = "SIGKILL"
-
-#: How a pool tells that the process of a run is gone.
-PROCESS_GONE: Final = (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt)
-
-#: No more is known of a message that another process, or one that is gone, has received.
-AGAIN: Final = (
-    "Task %s[%s]: receive %d; the process that received it before has not finished it "
-    "(lost, given back, or hidden for later)"
-)
-
-#: A worker's own signal to end may come this long after that to a process of its pool.
-NEXT_SIGNAL_SECONDS: Final = 0.2
-
-#: Where Celery publishes retries.
-RETRY_FILE: Final = Task.retry.__code__.co_filename
-
 
 class GivenBackError(TaskRevokedError):
     """A message was given back, in a shutdown, before its run began."""
@@ -79,8 +61,7 @@ class GivenBackError(TaskRevokedError):
 class DeliveryRequest(CeleryRequest):
     """A request of a task with Celery's own behaviour. It settles its delivery, if it has one.
 
-    It does so directly and not through the event loop, which may be blocked (solo), or stopped while the pool
-    is being joined (threads). Any thread; no I/O.
+    The event loop takes no part: it may be blocked (solo), or stopped while the pool is joined (threads).
     """
 
     #: Bound in a subclass for each task of a worker: see `bound_tasks`.
@@ -115,7 +96,7 @@ class DeliveryRequest(CeleryRequest):
             delivery.on_lost = self.end_lost_run
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        """A pool runs it, or is about to, where it has no processes.
+        """Note that a pool runs it, or is about to where it has no processes.
 
         Raises:
             GivenBackError: it was given back while it waited in the pool, and must not run.
@@ -136,18 +117,13 @@ class DeliveryRequest(CeleryRequest):
                 self.end_lost_run(receipt)
 
     def revoked(self) -> bool:
-        """Whether it was revoked, or has expired. Never raises: after an error its message comes back."""
+        """Returns whether it was revoked or has expired. After an error the message comes back."""
         if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at
         try:
             return bool(super().revoked())
-        except Exception:  # the result backend's, for one
-            logger.exception(
-                "Task %s[%s] could not be called revoked, and comes back",
-                self.name,
-                self.id,
-                extra=self.log_extra(),
-            )
+        except Exception:  # noqa: BLE001 - the result backend's, for example
+            self.log(logger.exception, "Task %s[%s] could not be called revoked, and comes back")
             self.come_back_later()
             state.task_ready(self)
             return True
@@ -163,7 +139,7 @@ class DeliveryRequest(CeleryRequest):
             measure_run(self.delivery, SYSTEM_CLOCK.monotonic())
 
     def dispatch(self) -> bool:
-        """Mark the message as one that a process runs; `False` if it was given back, or lost."""
+        """Mark the message as run by a process. Returns `False` if it was given back, or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -182,24 +158,24 @@ class DeliveryRequest(CeleryRequest):
             self._come_back_killed()
             return None
         if could_not_publish_retry(exc_info) and self._has_attempts_left():
-            logger.warning(
-                "Task %s[%s] comes back: its retry could not be published",
-                self.name,
-                self.id,
-                extra=self.log_extra(),
-            )
-            state.task_ready(self)
-            self.come_back_later()
+            self.log(logger.warning, "Task %s[%s] comes back: its retry could not be published")
+            self._end_unreported()
             return None
         if isinstance(exc, NotRegistered) and not return_ok:
-            self._come_back_unknown()
+            # Its process was forked before the worker imported the task's module.
+            self.log(
+                logger.warning,
+                "Task %s[%s] comes back: its process was forked before the task was registered",
+            )
+            self._end_unreported()
             return None
         self._rejected_by_task = isinstance(exc, Reject)
         if not (isinstance(exc, (Ignore, Retry)) or self._terminated_on_purpose):  # Celery calls `on_retry`
             self.note_outcome("failed")
-        if isinstance(exc, MemoryError):
+        if isinstance(exc, MemoryError):  # Celery would end the worker, and leave the message unacknowledged
             if self.delivery is not None and not self.acknowledged:
-                self._come_back_out_of_memory()
+                self.log(logger.warning, "Task %s[%s] comes back: it ran out of memory")
+                self._end_unreported()
                 return None
             exc_info = of_another_kind(exc, exc_info)
         with self._settled_if_it_raises():
@@ -212,7 +188,7 @@ class DeliveryRequest(CeleryRequest):
             super().on_retry(exc_info)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """A time limit has passed."""
+        """Settle a run whose time limit has passed."""
         with self._settled_if_it_raises():
             super().on_timeout(soft, timeout)
 
@@ -242,7 +218,7 @@ class DeliveryRequest(CeleryRequest):
             raise
 
     def end_lost_run(self, receipt: str) -> None:
-        """Its message is lost under that receipt, and the task is not to run in two workers: end the run.
+        """End the run, whose message is lost under that receipt: the task is not to run in two workers.
 
         A thread of the pump. The holder decides whether this, the run's own end, or a newer receipt came
         first. No result is stored: the other worker's run will have one.
@@ -277,10 +253,10 @@ class DeliveryRequest(CeleryRequest):
         if not self.worker.has_processes:
             self.eventer = None  # a green pool calls a killed run a success
         with self._logged_if_it_raises():
-            self._kill(KILL_SIGNAME)
+            self._kill("SIGKILL")
 
     def acknowledge(self) -> None:
-        """Done: delete the message."""
+        """Delete the message."""
         if (delivery := self.delivery) is None:
             super().acknowledge()
         elif not self.acknowledged:
@@ -330,7 +306,7 @@ class DeliveryRequest(CeleryRequest):
             self.settle(self.delivery.after_an_error())
 
     def give_up(self, reason: str, **attributes: str) -> None:
-        """Send it to the dead letters, if there are any, and delete it."""
+        """Send the message to the dead-letter queue, if there is one, and delete it."""
         self.acknowledged = True
         self.message.give_up(reason, getattr(self.task, "when_exhausted", None), **attributes)
 
@@ -342,7 +318,10 @@ class DeliveryRequest(CeleryRequest):
         return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
     def put_off(self, eta: float) -> bool:
-        """Make the task wait in SQS until `eta`, in seconds since the epoch, as a copy; whether it can."""
+        """Replace the message by a copy that waits in SQS until `eta`, in seconds since the epoch.
+
+        Returns whether that is possible.
+        """
         renew = self.message.renewal(eta, self._published_retries)
         if renew is None:
             return False
@@ -356,7 +335,7 @@ class DeliveryRequest(CeleryRequest):
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
-        """Celery would leave the message unacknowledged after an error of its own: extended for 12 hours."""
+        """Celery leaves the message unacknowledged after an error of its own: extended for 12 hours."""
         try:
             yield
         except Exception:
@@ -379,18 +358,15 @@ class DeliveryRequest(CeleryRequest):
         if self.delivery is None:
             return False
         if self.already_cancelled:
-            return isinstance(exc, PROCESS_GONE)
+            return isinstance(exc, (Terminated, WorkerLostError, SystemExit, KeyboardInterrupt))
         if self.already_revoked or self._terminated_on_purpose:
             return False
         return isinstance(exc, Terminated) or (was_told_to_end(exc) and self._ended_with_worker())
 
     def _ended_with_worker(self) -> bool:
-        """Whether its process was told to end together with the worker, as by a signal to their group.
-
-        If processes are signalled one after the other, that one may have been the first.
-        """
+        """Whether its process was told to end together with the worker, as by a signal to their group."""
         if not self.worker.is_ending:
-            threading.Event().wait(NEXT_SIGNAL_SECONDS)
+            threading.Event().wait(0.2)  # the worker's own signal may come a moment later
         return self.worker.is_ending and not self.acknowledged and not self._has_succeeded
 
     @cached_property
@@ -401,51 +377,24 @@ class DeliveryRequest(CeleryRequest):
     def _come_back_killed(self) -> None:
         state.task_ready(self)
         if not self.acknowledged:
-            logger.warning(
-                "Task %s[%s] comes back: its process was killed", self.name, self.id, extra=self.log_extra()
-            )
+            self.log(logger.warning, "Task %s[%s] comes back: its process was killed")
             self.settle(RELEASE)
 
-    def _come_back_out_of_memory(self) -> None:
-        """Celery would end the worker, and leave the message unacknowledged."""
+    def _end_unreported(self) -> None:
+        """Tell Celery that the run is over, but no result; its message comes back later."""
         state.task_ready(self)
-        logger.warning(
-            "Task %s[%s] comes back: it ran out of memory", self.name, self.id, extra=self.log_extra()
-        )
-        self.come_back_later()
-
-    def _come_back_unknown(self) -> None:
-        """Its process does not have the task: it was forked before the worker imported the task's module."""
-        state.task_ready(self)
-        logger.warning(
-            "Task %s[%s] comes back: its process was forked before the task was registered",
-            self.name,
-            self.id,
-            extra=self.log_extra(),
-        )
         self.come_back_later()
 
     def _can_be_ended(self) -> bool:
         if not self.worker.can_end_runs:
-            logger.warning(
-                "Task %s[%s] cannot be ended: its pool has no way to",
-                self.name,
-                self.id,
-                extra=self.log_extra(),
-            )
+            self.log(logger.warning, "Task %s[%s] cannot be ended: its pool has no way to")
         return self.worker.can_end_runs
 
     def _kill_lost(self) -> None:
         """Kill the run, unless it has ended: its process or greenlet may run another. Never raises."""
         if self not in state.active_requests or self.publishes_chord:
             return
-        log_safely(
-            logger.warning,
-            "Task %s[%s] is ended: its message is lost",
-            self.name,
-            self.id,
-            extra=self.log_extra(),
-        )
+        self.log(logger.warning, "Task %s[%s] is ended: its message is lost")
         with self._logged_if_it_raises():
             self._kill(TERM_SIGNAME)
             state.task_ready(self)
@@ -461,15 +410,19 @@ class DeliveryRequest(CeleryRequest):
         try:
             yield
         except Exception:  # noqa: BLE001 - it is logged
-            log_safely(
-                logger.exception, "Task %s[%s] could not be ended", self.name, self.id, extra=self.log_extra()
-            )
+            self.log(logger.exception, "Task %s[%s] could not be ended")
 
-    def log_extra(self, **more: object) -> dict[str, Any]:
-        """The `extra` of a log line about this request: the facts of its delivery."""
-        if self.delivery is None:
-            return {"sqs": {"task": self.name, "task_id": self.id, **more}}
-        return {"sqs": fields_of(self.delivery.facts, **more)}
+    def log(self, log: Callable[..., object], sentence: str, *args: object, **facts: object) -> None:
+        """Log a sentence about "Task %s[%s]"; its delivery and these facts are the record's `sqs`.
+
+        Never raises: see `events.log_safely`.
+        """
+        with suppress(Exception):
+            if self.delivery is None:
+                extra = {"task": self.name, "task_id": self.id, **facts}
+            else:
+                extra = fields_of(self.delivery.facts, **facts)
+            log(sentence, self.name, self.id, *args, extra={"sqs": extra}, stacklevel=2)
 
     def _pass_on_lease(self) -> None:
         """Give the task the key to its lease, before a pool with processes pickles the request."""
@@ -497,7 +450,13 @@ class DeliveryRequest(CeleryRequest):
         if facts.attempt != retries + 1:
             delivery.facts = replace(facts, attempt=retries + 1)
         if redelivered and not delivery.kept_before:
-            logger.info(AGAIN, self.name, self.id, facts.receive_count, extra=self.log_extra())
+            # No more is known of a message that another process, or one that is gone, has received.
+            self.log(
+                logger.info,
+                "Task %s[%s]: receive %d; the process that received it before has not finished it "
+                "(lost, given back, or hidden for later)",
+                facts.receive_count,
+            )
 
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
         """The attempts before this one; to Celery's own tasks receives are none."""
@@ -527,7 +486,7 @@ def exception_of(exc_info: ExceptionInfo) -> BaseException:
 
 
 def of_another_kind(exc: MemoryError, exc_info: ExceptionInfo) -> ExceptionInfo:
-    """A run's MemoryError, told as an exception that Celery's worker does not raise again, and so ends."""
+    """Wrap a run's MemoryError: Celery's worker raises a plain one again, and ends."""
     told: Any = copy(exc_info)
     told.exception = UnpickleableExceptionWrapper.from_exception(exc)
     return cast("ExceptionInfo", told)
@@ -544,4 +503,4 @@ def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
     reject: Any = exc
     if reject.requeue or not isinstance(reject.reason, BaseException):
         return False
-    return is_raised_in(RETRY_FILE, exc_info.tb)
+    return is_raised_in(Task.retry.__code__.co_filename, exc_info.tb)

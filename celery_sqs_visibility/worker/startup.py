@@ -1,12 +1,11 @@
 """Start of a worker, and of beat: one clear sentence where it is impossible, a wait where that may help.
 
-Celery would begin anew at once after a passing error, some hundred times a minute, each with a traceback
-(celery/worker/consumer/consumer.py: `Consumer.start`), and end with a traceback after any other. Its beat
-connects when its first task is due, and logs a traceback for each task that it cannot publish, without end
-(celery/beat.py: `Scheduler.apply_entry`).
+After an error Celery connects again at once, some hundred times a minute, each time with a traceback
+(celery/worker/consumer/consumer.py: `Consumer.start`). Its beat connects when its first task is due, and logs
+a traceback for each task that it cannot publish (celery/beat.py: `Scheduler.apply_entry`).
 
-A worker that starts writes a line about each of its queues: where it is, and where dead letters go. Celery's
-banner lists Celery's names of the queues, and asks nobody for SQS's (celery/app/amqp.py: `Queues.format`).
+A worker that starts logs each of its queues: its URL, and where dead letters go. Celery's banner has only
+Celery's names of the queues (celery/app/amqp.py: `Queues.format`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[att
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.contacts.worker import connecting
+from celery_sqs_visibility.contacts.worker import add_queues_by, connecting
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -36,6 +35,7 @@ from celery_sqs_visibility.errors import (
     QueueDoesNotExistError,
     RequestRefusedError,
     SQSError,
+    SQSVisibilityError,
     StoreError,
     StoreUnavailableError,
     ThrottledError,
@@ -66,24 +66,12 @@ REMEDIES: Final[tuple[tuple[type[SQSError], str], ...]] = (
     (UnrecognizedResponseError, "Correct the endpoint: it does not answer as SQS does."),
 )
 
-#: A waiting worker looks this often for a signal to stop.
-STOP_CHECK_SECONDS: Final = 0.2
-
-CLAMPED: Final = (
-    "%s is longer than SQS hides a message, and 12 hours are used: a killed worker's message comes back "
-    "after these. Set minutes; the heartbeat extends it for as long as a task runs"
-)
-
-NO_STORE: Final = (
-    "exclusive tasks do not run, and their messages come back, while the store of their keys refuses: %s"
-)
-
 #: The only permission that a worker can start without; the lack of another shows later, or ends it.
 READ_POLICY: Final = "sqs:GetQueueAttributes"
 
 
 def passes(error: SQSError) -> bool:
-    """Whether waiting may help."""
+    """Returns whether waiting may help."""
     return isinstance(error, PASSING) and not isinstance(error, TLSError)
 
 
@@ -107,7 +95,7 @@ class QueuesFirst:
         self._started = False
         connect = connecting(consumer)
         connect.before.append(self.wait)
-        connect.after.append(_mark)
+        connect.after.append(mark_as_workers)
 
     def wait(self) -> None:
         """Wait for the queues.
@@ -155,7 +143,9 @@ class QueuesFirst:
                 find()
             except SQSError as error:
                 if not self._is_waited_for(error):
-                    _end_worker(kind, name, error)
+                    why = reason_and_remedy(error)
+                    logger.critical("cannot start, since %s %r cannot be used: %s", kind, name, why)
+                    raise WorkerShutdown(1) from None
                 outage.failure(error)
                 _sleep(pause(failures))
             else:
@@ -170,21 +160,16 @@ class QueuesFirst:
         return retry and passes(error)
 
 
-def _mark(connection: Any) -> None:
+def mark_as_workers(connection: Any) -> None:
     """Tell the transport that this is the connection of a worker's consumer."""
     connection.transport.for_worker = True
-
-
-def _end_worker(kind: str, name: str, error: SQSError) -> NoReturn:
-    logger.critical("cannot start, since %s %r cannot be used: %s", kind, name, reason_and_remedy(error))
-    raise WorkerShutdown(1)
 
 
 def _sleep(seconds: float) -> None:
     until = SYSTEM_CLOCK.monotonic() + seconds
     while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
         maybe_shutdown()
-        threading.Event().wait(min(left, STOP_CHECK_SECONDS))
+        threading.Event().wait(min(left, 0.2))
     maybe_shutdown()
 
 
@@ -221,11 +206,43 @@ def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:
     context.redrive.find_dead_letter_queue(queue)
 
 
+def leave_out_refused_queues(consumer: Any) -> None:
+    """Let a queue that `celery control add_consumer` adds, and that is refused, end no worker. Main thread.
+
+    Celery answers the command before its event loop adds the queue, and an error there would end the worker,
+    with each other one that got the command.
+    """
+
+    def add(queue: str, *args: Any, **options: Any) -> None:
+        queues = consumer.app.amqp.queues
+        known = queue in queues
+        try:
+            add_queue(queue, *args, **options)
+        except Exception as error:
+            consumer.cancel_task_queue(queue)  # or the worker would wait for it as it connects anew
+            if not known:
+                queues.pop(queue, None)  # or the next command could not define it otherwise
+            unknown = not isinstance(error, SQSVisibilityError)  # whose sentence says all
+            logger.error(  # noqa: TRY400 - see `unknown`
+                "queue %r, which add_consumer names, is not consumed: %s. Send the command again once that "
+                "is mended",
+                queue,
+                repr(error) if unknown else error,
+                exc_info=unknown,
+            )
+
+    add_queue = add_queues_by(consumer, add)
+
+
 def warn_of_clamped(given: Mapping[str, Any]) -> None:
     """Log one line where a visibility timeout, of the transport options, was longer than SQS allows."""
     if beyond := beyond_horizon(given):
         told = ", ".join(f"{option}={value}" for option, value in beyond.items())
-        logger.warning(CLAMPED, told)
+        logger.warning(
+            "%s is longer than SQS hides a message, and 12 hours are used: a killed worker's message comes "
+            "back after these. Set minutes; the heartbeat extends it for as long as a task runs",
+            told,
+        )
 
 
 def ask_store(store: ExclusiveStore) -> None:
@@ -238,7 +255,12 @@ def ask_store(store: ExclusiveStore) -> None:
     except StoreUnavailableError:
         pass
     except StoreError as error:
-        log_safely(logger.warning, NO_STORE, error)
+        log_safely(
+            logger.warning,
+            "exclusive tasks do not run, and their messages come back, while the store of their keys "
+            "refuses: %s",
+            error,
+        )
 
 
 def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
@@ -326,17 +348,15 @@ def check_beat(app: Any) -> None:
     try:
         with app.connection_for_write() as connection:
             if isinstance(connection.transport, Transport):
-                _find_default_queue(connection.transport.context, app.conf.task_default_queue)
+                context = connection.transport.context
+                queues = context.queues
+                find = queues.ensure if context.options.predefined_queues else queues.find
+                find(app.conf.task_default_queue)
     except OptionError as error:
         _end(str(error))
     except SQSError as error:
         if _is_about_settings(error):
             _end(reason_and_remedy(error))
-
-
-def _find_default_queue(context: BrokerContext, name: str) -> None:
-    find = context.queues.ensure if context.options.predefined_queues else context.queues.find
-    find(name)
 
 
 def _is_about_settings(error: SQSError) -> bool:

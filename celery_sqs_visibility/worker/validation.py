@@ -1,10 +1,9 @@
 """Validation of messages: each part of a Celery task that Celery, its pools or this package rely on.
 
-Celery finds out late, and badly: a time limit that is text costs the pool a slot, a header of the wrong type
-an exception in the event loop, an invalid callback a second run of a task that had succeeded. So the message
-is checked before Celery gets it (protocols 1 and 2: celery/worker/strategy.py, celery/worker/request.py,
-celery/app/trace.py, celery/app/task.py: `Context`). Celery deletes a message of which it cannot make a task;
-such a message is kept here.
+Celery finds out late: a time limit that is text costs the pool a slot, a header of the wrong type raises in
+the event loop, an invalid callback runs a task that had succeeded again. So messages are checked before
+Celery gets them (protocols 1 and 2: celery/worker/strategy.py, celery/worker/request.py, celery/app/trace.py,
+celery/app/task.py: `Context`). Celery deletes a message of which it cannot make a task; here it is kept.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from celery_sqs_visibility.transport.message import Message
 UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 #: More retries than anybody makes; backoffs are computed from them.
-MOST_RETRIES: Final = 1_000_000
+MAX_RETRIES: Final = 1_000_000
 
 #: Some thirty years: no timer takes infinity.
-LONGEST_LIMIT_SECONDS: Final = 1e9
+MAX_LIMIT_SECONDS: Final = 1e9
 
 #: Arguments, keyword arguments and `embed`; and what `embed` may hold.
 PARTS: Final[list[type]] = [list, dict, dict]
@@ -59,7 +58,7 @@ NOT_REGISTERED: Final = (
 )
 
 #: Characters of a wrong value that a reason quotes.
-QUOTED_CHARACTERS: Final = 60
+MAX_QUOTED_CHARACTERS: Final = 60
 
 #: Attributes of a task's request that are ours to set; and all that a message's body must not set.
 OURS: Final = tuple(DeliveryContext.__annotations__.keys() - {LIMIT_HEADER})
@@ -260,13 +259,13 @@ def _is_name(value: Any) -> bool:
 
 
 def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MOST_RETRIES
+    return type(value) is int and 0 <= value <= MAX_RETRIES
 
 
 def _is_limit(value: Any) -> bool:
     if value is None:
         return True
-    return type(value) in (int, float) and 0 <= value <= LONGEST_LIMIT_SECONDS and isfinite(value)
+    return type(value) in (int, float) and 0 <= value <= MAX_LIMIT_SECONDS and isfinite(value)
 
 
 def _is_instant(value: Any) -> bool:
@@ -293,10 +292,6 @@ def _is_signature(value: Any) -> bool:
     )
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
 def _list_of(is_right: Callable[[Any], bool], lengths: tuple[int, ...] = ()) -> Callable[[Any], bool]:
     return lambda value: (
         isinstance(value, (list, tuple))
@@ -307,9 +302,9 @@ def _list_of(is_right: Callable[[Any], bool], lengths: tuple[int, ...] = ()) -> 
 
 def _shown(value: Any) -> str:
     """A wrong value in a reason: itself where it is short, otherwise its type."""
-    if isinstance(value, str) and len(value) <= QUOTED_CHARACTERS:
+    if isinstance(value, str) and len(value) <= MAX_QUOTED_CHARACTERS:
         return repr(value)
-    if isinstance(value, (bool, int, float)) and abs(value) <= LONGEST_LIMIT_SECONDS:
+    if isinstance(value, (bool, int, float)) and abs(value) <= MAX_LIMIT_SECONDS:
         return repr(value)
     return f"of type {type(value).__name__}"
 
@@ -331,12 +326,12 @@ CHECKS: Final[dict[str, Check]] = {
     **_checked(
         f"retries group_index replaced_task_nesting {LIMIT_HEADER}",
         _is_count,
-        f"a number from 0 to {MOST_RETRIES}",
+        f"a number from 0 to {MAX_RETRIES}",
     ),
     **_checked("eta expires", _is_instant, "a time as in ISO 8601"),
     **_checked("timelimit", _list_of(_is_limit, (0, 2)), "a list of two numbers of seconds, or null"),
     **_checked("stamped_headers", _list_of(_is_name), "a list of names"),
-    **_checked("stamps headers", _is_object, "an object"),
+    **_checked("stamps headers", lambda value: isinstance(value, dict), "an object"),
     **_checked("callbacks errbacks chain", _list_of(_is_signature), "a list of signatures"),
     **_checked("chord", _is_signature, "a signature"),
 }

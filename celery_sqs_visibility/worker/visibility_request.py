@@ -51,12 +51,9 @@ from celery_sqs_visibility.task.chord_end import count_once
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
 from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.request import KILL_SIGNAME, DeliveryRequest, exception_of
+from celery_sqs_visibility.worker.request import DeliveryRequest, exception_of
 
 logger = get_logger(__name__)
-
-#: The address of Celery's backend that sends results to their callers.
-RPC: Final = "rpc://"
 
 #: Ends of runs that are killed after they were reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
@@ -106,7 +103,7 @@ class VisibilityRequest(DeliveryRequest):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """A time limit has passed.
+        """Settle a run whose time limit has passed.
 
         In prefork `on_failure` was called before for a hard one (billiard/pool.py: `on_hard_timeout`); in
         gevent it was not.
@@ -116,24 +113,16 @@ class VisibilityRequest(DeliveryRequest):
             return
         if self._fail_run(TimeLimitExceeded(timeout)):
             # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
-            logger.warning(
-                "Hard time limit (%ss) exceeded for %s[%s]",
-                timeout,
-                self.name,
-                self.id,
-                extra=self.log_extra(),
-            )
+            self.log(logger.warning, "Task %s[%s] exceeded its hard time limit (%ss)", timeout)
 
     def revoked(self) -> bool:
-        """Whether not to run it: as any other, or given up before, or out of attempts. Never raises."""
+        """Returns whether it must not run: revoked, given up before, or out of attempts. Never raises."""
         if self.delivery is None or self.delivery.facts.receive_count == 1:  # nothing can be known of it
             return super().revoked()
         try:
             settled = self._is_settled_unrun()
-        except Exception:
-            logger.exception(
-                "Task %s[%s] could not be failed, and comes back", self.name, self.id, extra=self.log_extra()
-            )
+        except Exception:  # noqa: BLE001 - it is logged
+            self.log(logger.exception, "Task %s[%s] could not be failed, and comes back")
             self.come_back_later()
             settled = True
         if settled:
@@ -223,7 +212,7 @@ class VisibilityRequest(DeliveryRequest):
             )
 
     def _fail_last_receive(self, retry: VisibilityRetry, exc_info: ExceptionInfo) -> None:
-        """Its message came back during the run, for the last time, which its child cannot know.
+        """Fail a run whose message came back meanwhile for the last time, which its child cannot know.
 
         Hidden, it would be moved by SQS at the next receive, without a reason.
         """
@@ -233,7 +222,7 @@ class VisibilityRequest(DeliveryRequest):
         self._fail_run(exc, exc_info.traceback)
 
     def _fail_run(self, exc: Exception, traceback: str | None = None) -> bool:
-        """It has failed, as its child cannot report, unless it is settled; whether it has for good."""
+        """Fail a run whose child cannot report, unless it is settled. Returns whether it failed for good."""
         exc_info = exc_info_of(exc)
         exc_info.traceback = traceback or exc_info.traceback
         if not self.acknowledged:
@@ -245,7 +234,10 @@ class VisibilityRequest(DeliveryRequest):
         return self._failed_for_good
 
     def _is_settled_unrun(self) -> bool:
-        """Settle a message that was given up before, has no attempts left or has to wait; whether it did."""
+        """Settle a message that was given up before, has no attempts left or has to wait.
+
+        Returns whether it did.
+        """
         delivery = self.delivery
         if delivery is None or self.acknowledged:
             return False
@@ -274,7 +266,7 @@ class VisibilityRequest(DeliveryRequest):
         return False
 
     def _fail_spent(self) -> None:
-        """The last attempt began, and could not report its end: it fails without another run."""
+        """Fail a message whose last attempt began and did not report its end."""
         lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
         self.on_failure(exc_info_of(lost))
 
@@ -332,20 +324,18 @@ class WatchedRequest(VisibilityRequest):
         delivery.inactivity = Inactivity(self.task.inactivity_timeout or 0, self.end_inactive_run)
 
     def end_inactive_run(self) -> None:
-        """Its run has shown no life for too long: end it, where the pool can. The supervisor's thread.
+        """End a run that has shown no life for too long, where the pool can. The supervisor's thread.
 
         A run that cannot be ended hears of it at its next sign of life; its message is held until it ends.
         """
         if self.worker.can_end_runs:
             self.worker.call_in_loop(self._end_inactive_run)
         else:
-            logger.warning(
+            self.log(
+                logger.warning,
                 "Task %s[%s] has shown no life for %g s, and its pool has no way to end it: it is told at "
                 "its next sign of life, and its message is held until it ends",
-                self.name,
-                self.id,
                 self.task.inactivity_timeout,
-                extra=self.log_extra(),
             )
 
     def _end_inactive_run(self) -> None:
@@ -357,7 +347,7 @@ class WatchedRequest(VisibilityRequest):
         lease = None if self.delivery is None else self.delivery.lease
         if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
             return  # it has ended
-        kill = partial(self._kill, KILL_SIGNAME)  # it may not heed another signal
+        kill = partial(self._kill, "SIGKILL")  # it may not heed another signal
         fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
         with self._logged_if_it_raises():
             for step in (kill, fail) if self.worker.has_processes else (fail, kill):
@@ -385,7 +375,7 @@ class StoredResult:
     def read(cls, task: Task[Any, Any], task_id: str) -> StoredResult:
         """Ask the task's result backend, which costs the calling thread a moment. Never raises."""
         backend = task.backend
-        if backend.as_uri() == RPC:  # asking would make a queue, and only the caller has the result
+        if backend.as_uri() == "rpc://":  # asking would make a queue, and only the caller has the result
             return cls({})
         try:
             return cls(backend.get_task_meta(task_id, cache=False))

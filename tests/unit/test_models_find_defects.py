@@ -87,7 +87,7 @@ def fail_by_receives(request):
 DEFECTS = {
     "1: the end of a worker ends runs whose messages are deleted": (
         holding,
-        (LastRuns, "late", lambda runs: runs._active()),
+        (LastRuns, "acknowledged_late", lambda runs: runs._active()),
         "nothing is lost",
     ),
     "6: an original is not extended while its copies go out": (

@@ -214,7 +214,7 @@ class Holding(HeldRequests):
     def time_is_up(self):
         """What runs is handed back, and its processes are killed; what was acknowledged early goes on."""
         self.queue_consumer._shutdown._give_back(self.queue_consumer.held())
-        self.last_runs.end_late()
+        self.last_runs.end_acknowledged_late()
         assert all(run.killed for run in self.runs if run.begun), "no run goes on without its message"
         self.bury()
 
@@ -222,7 +222,7 @@ class Holding(HeldRequests):
     def nothing_is_waited_for(self):
         """A second signal, or the platform's grace is over: what was acknowledged early is lost."""
         self.lost |= {run.id for run in self.last_runs.acknowledged_early()}
-        self.last_runs.lose_early()
+        self.last_runs.end_acknowledged_early()
         self.bury()
 
     def bury(self):

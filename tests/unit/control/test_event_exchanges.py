@@ -12,7 +12,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox, wire
 from celery_sqs_visibility.control import remote as remote_control
-from celery_sqs_visibility.control.monitors import MOST_TOLD
+from celery_sqs_visibility.control.monitors import MAX_TOLD
 from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.policy.options import Options
 
@@ -97,7 +97,7 @@ def test_a_command_that_names_thousands_of_monitors_costs_few_threads_and_no_lis
     body = wire.envelope('{"method": "heartbeat"}', {wire.MONITORS: named}, COMMANDS, "")
     worker.queues.sqs.send(queue, OutgoingMessage(body))
     wait_until(lambda: commands, SOON, "the command")
-    assert threading.active_count() - before[0] <= wire.MOST_ADDRESSES + 2
+    assert threading.active_count() - before[0] <= wire.MAX_ADDRESSES + 2
     lists = [action for action, _ in worker.queues.sqs.calls[before[1] :] if action == "ListQueues"]
     assert len(lists) <= 2
 
@@ -107,4 +107,4 @@ def test_monitors_of_which_commands_told_are_few(remote):
     worker.queues.create(EVENTS, "w")
     for start in range(0, 100, 10):
         worker.events.heard({EVENTS: [f"{number:08x}-{number:012x}" for number in range(start, start + 10)]})
-    assert len(worker.events._of(EVENTS)._feeds) == MOST_TOLD
+    assert len(worker.events._of(EVENTS)._feeds) == MAX_TOLD

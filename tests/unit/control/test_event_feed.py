@@ -77,7 +77,7 @@ def test_a_flush_waits_for_nothing_else(world):
 
 
 def test_what_exceeds_the_bound_is_dropped_counted_and_said_once(world, monkeypatch, caplog):
-    monkeypatch.setattr(event_feed, "MOST_BYTES", 20)
+    monkeypatch.setattr(event_feed, "MAX_BYTES", 20)
     world.submit(1, 2, 3, 4)
     assert [event.count for event in world.dropped] == [1, 1]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -144,7 +144,7 @@ def test_a_thread_that_could_not_be_started_is_started_for_a_later_event(world, 
 
 
 def test_events_may_fill_the_bound_to_the_byte(world, monkeypatch):
-    monkeypatch.setattr(event_feed, "MOST_BYTES", 3 * len('{"n": 1}'))
+    monkeypatch.setattr(event_feed, "MAX_BYTES", 3 * len('{"n": 1}'))
     world.submit(1, 2, 3)
     assert not world.dropped
     world.submit(4)

@@ -10,11 +10,11 @@ from support.lanes import work_off
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.control.event_feed import (
-    LISTENER_LOOK_SECONDS,
-    LISTENER_LOOKS,
+    LIVENESS_CHECK_SECONDS,
+    LIVENESS_CHECKS,
     EventFeed,
     EventMessage,
-    Listener,
+    Liveness,
 )
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 
@@ -56,16 +56,16 @@ def world():
 
 def test_a_monitor_that_receives_gets_all_and_is_looked_at_seldom(world):
     assert world.send(300, receives=True) == 300
-    assert world.count(ASKS) == pytest.approx(300 / LISTENER_LOOK_SECONDS, abs=1)
+    assert world.count(ASKS) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
 
 
 def test_a_monitor_that_receives_no_more_gets_few_until_it_receives_again(world, caplog):
     caplog.set_level("INFO")
-    world.send(LISTENER_LOOKS * LISTENER_LOOK_SECONDS + 1)
-    assert world.send(300) == pytest.approx(300 / LISTENER_LOOK_SECONDS, abs=1)
+    world.send(LIVENESS_CHECKS * LIVENESS_CHECK_SECONDS + 1)
+    assert world.send(300) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
     assert caplog.text.count("receives no more") == 1
     world.receive()
-    world.send(LISTENER_LOOK_SECONDS + 1)
+    world.send(LIVENESS_CHECK_SECONDS + 1)
     assert world.send(100, receives=True) == 100
     assert caplog.text.count("receives again") == 1
 
@@ -79,7 +79,7 @@ def test_without_the_right_it_gets_all(world, caplog):
 
 def test_an_error_that_passes_says_nothing_about_it(world):
     world.sqs.fail_next(ASKS, UnavailableError("no answer"))
-    assert world.send(2 * LISTENER_LOOK_SECONDS + 1) == 2 * LISTENER_LOOK_SECONDS + 1
+    assert world.send(2 * LIVENESS_CHECK_SECONDS + 1) == 2 * LIVENESS_CHECK_SECONDS + 1
 
 
 def test_a_client_does_not_look():
@@ -90,7 +90,7 @@ def test_a_client_does_not_look():
 
 def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_once(world):
     now = world.clock.monotonic()
-    listener = Listener(world.queue, world.clock)
+    listener = Liveness(world.queue, world.clock)
     for waiting, received, silent in (
         (1, 0, False),
         (0, 1, False),

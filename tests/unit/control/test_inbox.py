@@ -36,7 +36,7 @@ class World:
 
     def turn(self):
         """What the thread does once."""
-        self.inbox._turn(self.inbox._queue or self.inbox._create())
+        self.inbox._poll(self.inbox._queue or self.inbox._create())
 
     def urls(self):
         return self.sqs.list_queues("p-")
@@ -185,7 +185,7 @@ def test_many_messages_are_received_by_several_threads_and_each_once(world):
 
 def test_a_helper_ends_with_its_error(world):
     queue = world.inbox._create()
-    for _ in range(2 * inboxes.HELPERS):
+    for _ in range(2 * inboxes.MAX_HELPERS):
         world.sqs.fail_next("ReceiveMessage", AccessDeniedError("no"))
         world.inbox._helpers.acquire()
         world.inbox._help(queue)
@@ -218,7 +218,7 @@ def test_a_helper_that_cannot_be_started_is_no_helper_less(monkeypatch):
     monkeypatch.setattr(inboxes, "start_thread", lambda *_: None)
     world = World(FakeClock())
     queue = world.inbox._create()
-    for _ in range(inboxes.HELPERS + 1):
+    for _ in range(inboxes.MAX_HELPERS + 1):
         for _ in range(10):
             world.sqs.send(queue.url, OutgoingMessage("x"))
         world.turn()

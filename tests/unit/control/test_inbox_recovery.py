@@ -16,11 +16,11 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.control import inbox as inboxes
 from celery_sqs_visibility.control.inbox import (
-    FEW,
-    HELPERS,
+    MAX_HELPERS,
     NEW_SECONDS,
     PAUSE_SECONDS,
     REFUSED_PAUSE_SECONDS,
+    SHORT_PAUSES,
     SWEEP_SECONDS,
     Inbox,
 )
@@ -60,11 +60,11 @@ class World:
         return SimpleNamespace(is_alive=lambda: False, join=lambda _seconds: None)
 
     def turn(self):
-        self.inbox._turn(self.inbox._queue or self.inbox._create())
+        self.inbox._poll(self.inbox._queue or self.inbox._create())
 
     def run(self, turns):
         """What the thread does, so many turns; how many it has not begun."""
-        turn, left = self.inbox._turn, [None] * turns
+        turn, left = self.inbox._poll, [None] * turns
 
         def one_of_them(queue):
             if not left:
@@ -72,10 +72,10 @@ class World:
             left.pop()
             turn(queue)
 
-        self.inbox._turn = one_of_them
+        self.inbox._poll = one_of_them
         with suppress(EnoughError):
             self.inbox._run()
-        self.inbox._turn = turn
+        self.inbox._poll = turn
         return len(left)
 
     def urls(self):
@@ -290,10 +290,10 @@ def test_pauses_grow_with_the_errors_in_a_row_and_start_anew_after_a_success(wor
 def test_few_errors_are_followed_by_the_pauses_of_any_request_and_more_by_long_ones(monkeypatch):
     monkeypatch.setattr(inboxes, "pause", lambda failures: -failures)
     error = ThrottledError("slow down")
-    assert inboxes._pause(error, FEW, worked=False) == -FEW
-    assert inboxes._pause(error, FEW + 1, worked=False) > 0
+    assert inboxes._pause(error, SHORT_PAUSES, worked=False) == -SHORT_PAUSES
+    assert inboxes._pause(error, SHORT_PAUSES + 1, worked=False) > 0
     assert inboxes._pause(REFUSED, 1, worked=False) > REFUSED_PAUSE_SECONDS / 3
-    assert inboxes._pause(REFUSED, FEW, worked=True) == -FEW
+    assert inboxes._pause(REFUSED, SHORT_PAUSES, worked=True) == -SHORT_PAUSES
 
 
 def test_a_thread_goes_on_after_a_bug_and_a_pause(world, monkeypatch, caplog):
@@ -380,15 +380,15 @@ def test_a_helper_polls_until_a_batch_is_not_full_and_makes_room_for_another(wor
     assert len(world.messages) == 25
     assert world.started == ["sqs-control-inbox"]
     waits = [each["wait"] for each in requests(world.sqs, "ReceiveMessage")]
-    assert waits == [0, inboxes.HELPERS_WAIT_SECONDS, inboxes.HELPERS_WAIT_SECONDS]
-    for _ in range(HELPERS):
+    assert waits == [0, inboxes.HELPER_WAIT_SECONDS, inboxes.HELPER_WAIT_SECONDS]
+    for _ in range(MAX_HELPERS):
         assert world.inbox._helpers.acquire(blocking=False)
     assert not world.inbox._helpers.acquire(blocking=False)
 
 
 def test_no_more_helpers_are_started_than_there_may_be(world):
     queue = world.inbox._create()
-    for _ in range(HELPERS):
+    for _ in range(MAX_HELPERS):
         world.inbox._helpers.acquire()
     world.inbox._get_help(queue)
     assert world.started == []

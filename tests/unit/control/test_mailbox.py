@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sqs_visibility.control.mailbox import Mailbox
+from celery_sqs_visibility.control.inbox import Mailbox
 
 
 def is_in_time():
@@ -40,7 +40,8 @@ def test_messages_that_waited_are_given_to_one_consumer_only(put, got):
 
 
 def test_a_consumer_gets_its_messages_at_once_and_when_it_is_gone_they_wait_for_the_next(put, got):
-    mailbox = Mailbox(put)
+    mailbox = Mailbox()
+    mailbox.open(put)
     mailbox.put({"n": 1}, is_in_time)
     assert got == [(1, is_in_time)]
     mailbox.close()
@@ -52,7 +53,8 @@ def test_a_consumer_gets_its_messages_at_once_and_when_it_is_gone_they_wait_for_
 
 
 def test_a_message_that_is_received_twice_is_delivered_once_and_one_that_is_handed_on_again(put, got):
-    mailbox = Mailbox(put)
+    mailbox = Mailbox()
+    mailbox.open(put)
     for message_id, number in (("a", 1), ("a", 1), ("b", 2)):
         mailbox.deliver(message_id, {"n": number}, is_in_time)
     assert got == [(1, is_in_time), (2, is_in_time)]
@@ -62,7 +64,8 @@ def test_a_message_that_is_received_twice_is_delivered_once_and_one_that_is_hand
 
 def test_the_present_consumer_says_whether_its_backlog_is_full(put):
     assert not Mailbox().is_full()
-    mailbox = Mailbox(put, lambda: True)
+    mailbox = Mailbox()
+    mailbox.open(put, lambda: True)
     assert mailbox.is_full()
     mailbox.open(put, lambda: False)
     assert not mailbox.is_full()

@@ -14,7 +14,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.control import replies
 from celery_sqs_visibility.control.queues import ControlQueues
-from celery_sqs_visibility.control.replies import MOST_IN_FLIGHT, REPLY_PAUSES_SECONDS, ReplySender
+from celery_sqs_visibility.control.replies import MAX_IN_FLIGHT, REPLY_PAUSES_SECONDS, ReplySender
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import ReplyDropped, subscribe
 
@@ -59,13 +59,13 @@ def world(monkeypatch):
 def test_replies_to_callers_that_have_gone_delay_no_other(world):
     gone, here = world.caller(), world.caller()
     world.queues.delete(gone)
-    world.reply(*2 * MOST_IN_FLIGHT * [gone], here)
+    world.reply(*2 * MAX_IN_FLIGHT * [gone], here)
     world.work()
     assert world.got(here) == 1
     assert world.dropped == []
     for seconds in REPLY_PAUSES_SECONDS:
         world.work(seconds)
-    assert len(world.dropped) == 2 * MOST_IN_FLIGHT
+    assert len(world.dropped) == 2 * MAX_IN_FLIGHT
 
 
 def test_a_reply_is_sent_again_where_an_error_passes(world):
@@ -87,7 +87,7 @@ def test_a_refused_reply_is_dropped_at_once(world, caplog):
 
 
 def test_what_exceeds_the_bound_is_dropped_and_told(world, monkeypatch, caplog):
-    monkeypatch.setattr(replies, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(replies, "MAX_CHARACTERS", 400)
     caller = world.caller()
     world.reply(caller, caller)
     world.work()
@@ -124,7 +124,7 @@ def test_an_end_without_replies_waits_for_none(world):
 
 
 def test_replies_that_were_sent_or_dropped_make_room_for_others(world, monkeypatch):
-    monkeypatch.setattr(replies, "MOST_CHARACTERS", 400)
+    monkeypatch.setattr(replies, "MAX_CHARACTERS", 400)
     gone, here = world.caller(), world.caller()
     for number in range(5):
         world.reply(here)

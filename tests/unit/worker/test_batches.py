@@ -9,7 +9,7 @@ from celery import Task
 from support.factories import AFTER_AN_ERROR, FakeHolder, held_delivery, request
 
 from celery_sqs_visibility.core.settlements import Delete
-from celery_sqs_visibility.worker.batches import Batch, batch_of, has_own_strategy
+from celery_sqs_visibility.worker.batches import BatchRun, batch_run_of, has_own_strategy
 from celery_sqs_visibility.worker.pool_patches import watch_runs
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -44,7 +44,7 @@ def member(one):
 
 def run(*requests):
     members = [member(each) for each in requests]
-    return Batch(members), members
+    return BatchRun(members), members
 
 
 def test_a_task_with_a_strategy_of_its_own_collects(make):
@@ -82,7 +82,7 @@ def test_a_batch_says_whether_any_of_its_messages_may_run(make, allowed, left):
 def test_a_message_whose_request_is_unknown_here_is_kept(make):
     unknown = SimpleNamespace(request_dict={"sqs": {"queue": "q", "message_id": "unknown"}})
     members = [unknown]
-    batch = Batch(members)
+    batch = BatchRun(members)
     assert batch.keep(lambda _: False)
     batch.end()
     assert members == [unknown]
@@ -120,7 +120,7 @@ def test_the_callbacks_of_a_run_tell_the_batch_too(make):
     one = make("a", acks_late=False)
     batch, _ = run(one)
     told = []
-    options = batch.told(
+    options = batch.callbacks(
         {
             "accept_callback": lambda *args: told.append(("accepted", *args)),
             "callback": lambda *args: told.append(("done", *args)),
@@ -144,13 +144,13 @@ def test_a_batch_hears_of_its_end_though_the_tasks_own_callback_fails(make):
         raise ValueError("theirs")
 
     with pytest.raises(ValueError, match="theirs"):
-        batch.told({"callback": fail})["callback"]("result")
+        batch.callbacks({"callback": fail})["callback"]("result")
     assert one.delivery.holder.calls == ["ran"]
 
 
 def test_a_run_without_callbacks_tells_the_batch(make):
     one = make("a", acks_late=False)
-    options = run(one)[0].told({})
+    options = run(one)[0].callbacks({})
     options["accept_callback"](4711, 1.0)
     options["callback"](None)
     assert one.delivery.holder.calls == ["start", "ran"]
@@ -158,8 +158,8 @@ def test_a_run_without_callbacks_tells_the_batch(make):
 
 def test_the_arguments_of_a_pool_are_a_batch_if_a_task_that_collects_has_messages_of_ours(make):
     one, plain = make("a"), make("a", collects=False)
-    assert isinstance(batch_of((one.task, ([member(one)],))), Batch)
-    assert isinstance(batch_of((one.task, ([member(one)],), "more")), Batch)
+    assert isinstance(batch_run_of((one.task, ([member(one)],))), BatchRun)
+    assert isinstance(batch_run_of((one.task, ([member(one)],), "more")), BatchRun)
     for args in (
         (),
         (one.task,),
@@ -172,7 +172,7 @@ def test_the_arguments_of_a_pool_are_a_batch_if_a_task_that_collects_has_message
         (plain.task, ([member(plain)],)),
         ("task", ([member(one)],)),
     ):
-        assert batch_of(args) is None, args
+        assert batch_run_of(args) is None, args
 
 
 def test_a_pool_of_processes_is_given_no_batch_of_which_nothing_may_run(make):

@@ -7,7 +7,9 @@ import logging
 import pytest
 from celery import signals
 
-from celery_sqs_visibility.worker.bootsteps import LOGGERS, quiet_dependencies
+from celery_sqs_visibility.worker.bootsteps import quiet_dependencies
+
+LOGGERS = ("boto3", "botocore", "s3transfer", "urllib3")
 
 
 @pytest.fixture(autouse=True)

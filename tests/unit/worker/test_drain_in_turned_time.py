@@ -19,7 +19,6 @@ from celery_sqs_visibility.worker import drain as module
 from celery_sqs_visibility.worker.drain import (
     BEFORE_SIGKILL_SECONDS,
     EARLY_BEFORE_SIGKILL_SECONDS,
-    END_QUEUES_SECONDS,
     END_SECONDS,
     GRACE_VARIABLE,
     RECHECK_SECONDS,
@@ -423,7 +422,7 @@ def test_a_process_that_is_ended_takes_its_children_its_pid_file_and_its_queues_
         "pid file goes",
         "control ends",
         "broadcasts end",
-        f"sqs-end-queues is waited for, {END_QUEUES_SECONDS} s",
+        "sqs-end-queues is waited for, 1.5 s",
     ]
 
 

@@ -15,13 +15,10 @@ from celery_sqs_visibility.worker.drain import (
     ECS_STOP_SECONDS,
     ECS_VARIABLE,
     GRACE_VARIABLE,
-    INTERRUPTING_SIGNAL,
     MARGIN_SECONDS,
     UNWIND_SECONDS,
     LastRuns,
-    active_requests,
     grace_period,
-    in_a_thread,
     may_interrupt,
     shutdown_times,
 )
@@ -65,7 +62,7 @@ def test_runs_are_told_apart_by_when_their_messages_are_deleted():
     late, early, of_another_broker = Run(1), Run(2, early=True), Run(3)
     of_another_broker.delivery = None
     runs = last(late, early, of_another_broker)
-    assert runs.late() == [late]
+    assert runs.acknowledged_late() == [late]
     assert runs.acknowledged_early() == [early, of_another_broker]
 
 
@@ -73,16 +70,16 @@ def test_each_late_run_is_ended_once_and_one_that_began_since_as_well():
     runs = [Run(1), Run(2, early=True)]
     of_the_worker = LastRuns(lambda: list(runs), lambda end: end())
     assert not of_the_worker.any_ended
-    of_the_worker.end_late()
+    of_the_worker.end_acknowledged_late()
     runs.append(Run(3))
-    of_the_worker.end_late()
+    of_the_worker.end_acknowledged_late()
     assert [each.ends for each in runs] == [1, 0, 1]
     assert of_the_worker.any_ended
 
 
 def test_without_late_runs_none_was_ended():
     runs = last(Run(1, early=True))
-    runs.end_late()
+    runs.end_acknowledged_late()
     assert not runs.any_ended
     assert not runs.interrupts
 
@@ -91,7 +88,7 @@ def test_runs_that_were_acknowledged_early_are_told_as_lost_and_ended_once(caplo
     run = Run("id", early=True)
     runs = last(run)
     for _ in range(2):
-        runs.lose_early()
+        runs.end_acknowledged_early()
     assert (run.ends, runs.acknowledged_early(), runs.any_ended) == (1, [], True)
     assert caplog.text.count("shutdown: lost: it was acknowledged when it began") == 1
     assert "task=task task_id=id" in caplog.text
@@ -101,17 +98,17 @@ def test_runs_that_were_acknowledged_early_are_told_as_lost_and_ended_once(caplo
 def test_a_run_at_the_end_of_a_chord_is_ended_a_moment_later():
     run = Run(1, publishes_chord=True)
     runs = last(run)
-    runs.end_late()
+    runs.end_acknowledged_late()
     assert (run.ends, runs.any_ended) == (0, True)
     run.publishes_chord = False
-    runs.end_late()
+    runs.end_acknowledged_late()
     assert run.ends == 1
 
 
 def test_a_request_of_another_class_is_counted_and_cannot_be_ended():
     run = SimpleNamespace(delivery=Run(1).delivery)
     runs = last(run)
-    runs.end_late()
+    runs.end_acknowledged_late()
     assert runs.any_ended
 
 
@@ -122,7 +119,7 @@ def test_a_run_on_the_main_thread_is_interrupted_at_once_and_again_when_it_had_t
     runs = last(run)
     began = clock.monotonic()
     for _ in range(5):
-        runs.end_late()
+        runs.end_acknowledged_late()
         clock.advance(UNWIND_SECONDS / 2)
     assert interrupts == [began, began + UNWIND_SECONDS, began + 2 * UNWIND_SECONDS]
     assert (run.ends, runs.interrupts) == (0, True)
@@ -130,39 +127,39 @@ def test_a_run_on_the_main_thread_is_interrupted_at_once_and_again_when_it_had_t
 
 def test_the_main_thread_is_not_interrupted_for_a_run_elsewhere(clock, interrupts):
     run = Run(1, is_on_main_thread=False)
-    last(run).end_late()
+    last(run).end_acknowledged_late()
     assert (run.ends, interrupts) == (1, [])
 
 
 @pytest.mark.parametrize(("handler", "sent"), [(lambda *_: None, 1), (signal.SIG_DFL, 0)])
 def test_the_main_thread_is_sent_a_signal_if_that_does_not_kill_the_process(monkeypatch, handler, sent):
     signals = []
-    monkeypatch.setattr(module.signal, "getsignal", {INTERRUPTING_SIGNAL: handler}.get)
+    monkeypatch.setattr(module.signal, "getsignal", {signal.SIGQUIT: handler}.get)
     monkeypatch.setattr(module.signal, "pthread_kill", lambda *call: signals.append(call))
     module._interrupt_main_thread()
     main = module.threading.main_thread().ident
-    assert signals == [(main, INTERRUPTING_SIGNAL)] * sent
+    assert signals == [(main, signal.SIGQUIT)] * sent
 
 
 def test_all_runs_of_the_process_are_looked_at():
     run = Run(1)
     state.active_requests.add(run)
-    assert active_requests() == [run]
-    assert LastRuns().late() == [run]
+    assert LastRuns().acknowledged_late() == [run]
 
 
 @pytest.mark.parametrize("has_threads", [True, False])
 def test_a_run_is_ended_in_a_thread_of_its_own_or_here_if_there_is_none(monkeypatch, has_threads):
-    started, called = [], []
+    started = []
 
     def start(act, name):
         started.append(name)
         return act if has_threads else None
 
     monkeypatch.setattr(module, "start_thread", start)
-    in_a_thread(lambda: called.append(1))
+    run = Run(1)
+    LastRuns(lambda: [run]).end_acknowledged_late()
     assert started == ["sqs-end-run"]
-    assert called == [] if has_threads else [1]
+    assert run.ends == (0 if has_threads else 1)
 
 
 def frame_within(code):

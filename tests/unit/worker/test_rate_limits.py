@@ -15,7 +15,7 @@ from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import rate_limits
 from celery_sqs_visibility.worker.batches import BatchedRequest
-from celery_sqs_visibility.worker.rate_limits import MOST_AWAY, RateLimits
+from celery_sqs_visibility.worker.rate_limits import MAX_IN_SQS, RateLimits
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -213,14 +213,14 @@ def test_who_did_not_come_from_sqs_keeps_its_slot(world):
 
 
 def test_there_is_a_limit_to_who_is_put_off(world, monkeypatch):
-    monkeypatch.setattr(rate_limits, "MOST_AWAY", 5)
+    monkeypatch.setattr(rate_limits, "MAX_IN_SQS", 5)
     turns = [world.arrive(Asked()).eta_given for _ in range(12)]
     assert sum(turn is not None for turn in turns) == 2
-    assert MOST_AWAY > 5
+    assert MAX_IN_SQS > 5
 
 
 def test_there_is_a_limit_to_who_needs_no_slot(world, monkeypatch):
-    monkeypatch.setattr(rate_limits, "MOST_HELD", 2)
+    monkeypatch.setattr(rate_limits, "MAX_HELD", 2)
     for _ in range(4):
         world.arrive(Stuck())
     assert world.makes_room == 2

@@ -248,12 +248,15 @@ def test_a_task_is_put_off_by_a_copy_or_not_at_all(make, holder):
     assert (holder.settled, one.acknowledged) == (["a copy"], True)
 
 
-def test_the_log_names_the_delivery_or_the_task_of_another_broker(make):
+def test_the_log_names_the_delivery_or_the_task_of_another_broker(make, caplog):
     one = make(facts={"task": "task", "task_id": "id"})
-    assert one.log_extra(more=1)["sqs"]["message_id"] == "id"
-    assert one.log_extra(more=1)["sqs"]["more"] == 1
+    one.log(module.logger.warning, "Task %s[%s]: %d", 5, more=1)
     one.delivery = None
-    assert one.log_extra(more=1) == {"sqs": {"task": "task", "task_id": "task-id", "more": 1}}
+    one.log(module.logger.warning, "Task %s[%s]: %d", 6, more=1)
+    ours, theirs = caplog.records
+    assert (ours.sqs["message_id"], ours.sqs["more"]) == ("id", 1)
+    assert theirs.sqs == {"task": "task", "task_id": "task-id", "more": 1}
+    assert theirs.getMessage() == "Task task[task-id]: 6"
 
 
 def test_a_visibility_timeout_is_the_queues(make):

@@ -220,7 +220,7 @@ def test_a_run_past_its_hard_time_limit_at_the_last_attempt_is_celerys_error_alo
     one.on_timeout(soft=False, timeout=5)
     errors = [line.getMessage() for line in caplog.records if line.levelname == "ERROR"]
     assert errors == ["Task handler raised error: TimeLimitExceeded(5)"]
-    assert "Hard time limit (5s) exceeded for task[task-id]" in caplog.text
+    assert "Task task[task-id] exceeded its hard time limit (5s)" in caplog.text
 
 
 @pytest.mark.parametrize(("processes", "kind"), [(True, WorkerLostError), (False, SystemExit)])
