@@ -25,10 +25,16 @@ def resumed(run_on, monkeypatch):
     return run
 
 
-def test_a_pause_of_no_time_is_refused(run_on):
-    done = run_on(FakeSQS(), pause, "mail", "--for", "0s")
-    assert done.exit_code == 2
-    assert "expected a duration of more than 0 s" in done.stderr
+@pytest.mark.parametrize(("time", "words"), [("0s", "a duration of more than 0 s"), ("soon", "10m")])
+def test_a_wrong_time_is_refused(run_on, time, words):
+    done = run_on(FakeSQS(), pause, "mail", "--for", time)
+    assert (done.exit_code, words in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("command", [pause, resume])
+def test_without_remote_control_a_sentence_says_what_to_set(run_on, command):
+    done = run_on(FakeSQS(), command, "mail")
+    assert (done.exit_code, "'remote_control': True" in done.stderr) == (69, True)
 
 
 def test_programs_get_the_workers_answers(resumed):

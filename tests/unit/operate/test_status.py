@@ -23,7 +23,6 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.operate import status as module
 from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.commands import sqs as group
-from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
 from celery_sqs_visibility.operate.status import METRICS_SECONDS, QueueReport, QueueStatus, Status
 from celery_sqs_visibility.policy.options import Options
@@ -84,10 +83,6 @@ def test_a_right_that_cloudwatch_misses_is_one_sentence_and_no_failure(report):
     assert taken.exit_status == 0
 
 
-def test_a_fifo_queue_costs_more():
-    assert usd_of(1_000_000, "q.fifo") > usd_of(1_000_000, "q")
-
-
 @pytest.mark.parametrize(
     ("error", "status"),
     [(None, 0), (UnavailableError("gone"), 69), (ThrottledError("slow"), 1), (AccessDeniedError("no"), 77)],
@@ -95,9 +90,6 @@ def test_a_fifo_queue_costs_more():
 def test_the_exit_status_says_whether_queues_were_counted(error, status):
     depth = QueueDepth("q", 1, 0, 0) if error is None else QueueDepth("q", error=error)
     assert Status([QueueStatus(depth)]).exit_status == status
-
-
-# The command.
 
 
 @pytest.fixture
@@ -204,12 +196,6 @@ def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
     assert name.startswith(queues[0])
 
 
-@pytest.mark.parametrize(("variable", "is_coloured"), [("", True), ("1", False)])
-def test_no_color_is_heeded(run, monkeypatch, variable, is_coloured):
-    monkeypatch.setenv("NO_COLOR", variable)
-    assert ("\x1b[" in run("doctor", color=True).output) is is_coloured
-
-
 def test_workers_are_shown_with_their_pauses(capsys):
     mail = {"paused": True, "seconds_left": 492.0, "held": 3, "hidden": 12, "running": 1}
     other = {"paused": False, "seconds_left": None, "held": 1, "running": 1}
@@ -222,16 +208,3 @@ def test_workers_are_shown_with_their_pauses(capsys):
     assert "a@h     prefork  2/4            4      12  mail (8m12s left)" in shown
     assert "b@h" in shown
     assert "KeyError" in shown
-
-
-@pytest.mark.parametrize("name", ["pause", "resume"])
-def test_without_remote_control_a_sentence_says_what_to_set(run, name):
-    result = run(name, "q")
-    assert result.exit_code == 69
-    assert "'remote_control': True" in result.output
-
-
-def test_a_wrong_duration_is_a_wrong_usage(run):
-    result = run("pause", "q", "--for", "soon")
-    assert result.exit_code == 2
-    assert "10m" in result.output

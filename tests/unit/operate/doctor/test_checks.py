@@ -70,119 +70,60 @@ HIDDEN = "ApproximateNumberOfMessagesNotVisible"
 
 
 FOUND = [
-    # queues
+    (WARNING, facts(queue(name="-q", attributes=None, exists=False)), "sqs queues create -- -q"),
+    (ERROR, facts(queue(0, name="-q")), "aws sqs create-queue --region eu-west-1 --queue-name=-q-dead"),
+    (WARNING, facts(queue(days=300 / DAY)), "it keeps a message for 5m"),
+    (WARNING, facts(queue(attributes=None, exists=False)), "sqs queues create"),
+    (ERROR, facts(queue(attributes=None, exists=False, may_be_created=False)), "correct its name or URL"),
     (
-        queue_checks.check_existence,
-        WARNING,
-        facts(queue(name="-q", attributes=None, exists=False)),
-        "sqs queues create -- -q",
-    ),
-    (
-        queue_checks.check_dead_letters,
-        ERROR,
-        facts(queue(0, name="-q")),
-        "aws sqs create-queue --region eu-west-1 --queue-name=-q-dead",
-    ),
-    (
-        queue_checks.check_short_retention,
-        WARNING,
-        facts(queue(days=300 / DAY)),
-        "it keeps a message for 5m",
-    ),
-    (queue_checks.check_existence, WARNING, facts(queue(attributes=None, exists=False)), "sqs queues create"),
-    (
-        queue_checks.check_existence,
-        ERROR,
-        facts(queue(attributes=None, exists=False, may_be_created=False)),
-        "correct its name or URL",
-    ),
-    (
-        queue_checks.check_existence,
         WARNING,
         facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True)),
         "allow sqs:GetQueueUrl and sqs:GetQueueAttributes",
     ),
     (
-        queue_checks.check_existence,
         ERROR,
         facts(queue(attributes=None, exists=None, problem="AccessDenied", denied=True, url="")),
         "Workers do not start",
     ),
     (
-        queue_checks.check_existence,
         ERROR,
         facts(queue(attributes=None, exists=None, problem="no AWS credentials were found; set AWS_PROFILE")),
         "do as the sentence says",
     ),
+    (ERROR, facts(queue(0)), "aws sqs create-queue --region eu-west-1 --queue-name proj-dead"),
+    (WARNING, facts(queue(0, options={"when_exhausted": "keep"})), "comes back every hour"),
     (
-        queue_checks.check_dead_letters,
-        ERROR,
-        facts(queue(0)),
-        "aws sqs create-queue --region eu-west-1 --queue-name proj-dead",
-    ),
-    (
-        queue_checks.check_dead_letters,
-        WARNING,
-        facts(queue(0, options={"when_exhausted": "keep"})),
-        "comes back every hour",
-    ),
-    (
-        queue_checks.check_dead_letters,
         ERROR,
         facts(queue(0, name="a.fifo"), task={"queue": "a.fifo"}),
         "a-dead.fifo --attributes MessageRetentionPeriod=1209600,FifoQueue=true",
     ),
-    (queue_checks.check_receives, ERROR, facts(task={"max_retries": 10}), "4 of its 11 attempts never run"),
-    (queue_checks.check_receives, WARNING, facts(queue(4)), "takes an attempt away."),
-    (queue_checks.check_receives, WARNING, facts(queue(6)), "takes an attempt away after 2."),
+    (ERROR, facts(task={"max_retries": 10}), "4 of its 11 attempts never run"),
+    (WARNING, facts(queue(4)), "takes an attempt away."),
+    (WARNING, facts(queue(6)), "takes an attempt away after 2."),
+    (ERROR, facts(queue(1000), task={"max_retries": 1000}), "max_retries=996 or less"),
+    (WARNING, facts(queue(2), task={"max_retries": None}), "never failed"),
+    (WARNING, facts(queue(1), task={"comes_back": False}), "never failed"),
     (
-        queue_checks.check_receives,
-        ERROR,
-        facts(queue(1000), task={"max_retries": 1000}),
-        "max_retries=996 or less",
-    ),
-    (queue_checks.check_receives, WARNING, facts(queue(2), task={"max_retries": None}), "never failed"),
-    (queue_checks.check_receives, WARNING, facts(queue(1), task={"comes_back": False}), "never failed"),
-    (
-        queue_checks.check_dead_letter_queues,
         WARNING,
         facts(queue(name="a.fifo", letters=letters("a-dead.fifo", days=1)), task={"queue": "a.fifo"}),
         "it keeps a message for 1d",
     ),
     (
-        queue_checks.check_dead_letter_queues,
         WARNING,
         facts(queue(0, options={"dead_letter_queue": "d"}, letters=letters("d", days=1))),
         "it keeps a message for 1d",
     ),
     (
-        queue_checks.check_retention,
         ERROR,
         facts(task={"delays": (43_200.0,) * 10, "max_retries": 10}),
         "10 failures come to 5d, and queue 'proj' keeps a message for 4d",
     ),
+    (WARNING, facts(task={"delays": (43_200.0,) * 5}), '\'{"MessageRetentionPeriod": "432000"}\''),
+    (ERROR, facts(task={"delays": (43_200.0,) * 30}), "lower max_retries or error_visibility_timeout"),
+    (ERROR, facts(queue(letters=letters(days=1))), "for 1d"),
+    (WARNING, facts(queue(letters=letters(days=4))), "first sending"),
+    (ERROR, facts(queue(letters=QueueFacts(name="proj-dead", exists=False))), "does not exist"),
     (
-        queue_checks.check_retention,
-        WARNING,
-        facts(task={"delays": (43_200.0,) * 5}),
-        '\'{"MessageRetentionPeriod": "432000"}\'',
-    ),
-    (
-        queue_checks.check_retention,
-        ERROR,
-        facts(task={"delays": (43_200.0,) * 30}),
-        "lower max_retries or error_visibility_timeout",
-    ),
-    (queue_checks.check_dead_letter_queues, ERROR, facts(queue(letters=letters(days=1))), "for 1d"),
-    (queue_checks.check_dead_letter_queues, WARNING, facts(queue(letters=letters(days=4))), "first sending"),
-    (
-        queue_checks.check_dead_letter_queues,
-        ERROR,
-        facts(queue(letters=QueueFacts(name="proj-dead", exists=False))),
-        "does not exist",
-    ),
-    (
-        queue_checks.check_dead_letter_queues,
         WARNING,
         facts(
             queue(
@@ -194,52 +135,33 @@ FOUND = [
         ),
         "a redrive policy of its own",
     ),
+    (WARNING, facts(queues=(queue(), letters())), "one of the app's own queues"),
+    (NOTE, facts(queue(0, name="a.fifo", letters=letters())), "'dead_letter_queue': 'proj-dead.fifo'"),
+    (WARNING, facts(queue(0), task={"max_retries": None}), "until the message's retention ends (4d)"),
+    (NOTE, facts(with_attributes(DelaySeconds="60")), "DelaySeconds is 60"),
     (
-        queue_checks.check_dead_letter_queues,
-        WARNING,
-        facts(queues=(queue(), letters())),
-        "one of the app's own queues",
-    ),
-    (
-        queue_checks.check_dead_letter_queues,
-        NOTE,
-        facts(queue(0, name="a.fifo", letters=letters())),
-        "'dead_letter_queue': 'proj-dead.fifo'",
-    ),
-    (
-        queue_checks.check_endless_retries,
-        WARNING,
-        facts(queue(0), task={"max_retries": None}),
-        "until the message's retention ends (4d)",
-    ),
-    (queue_checks.check_queue_delays, NOTE, facts(with_attributes(DelaySeconds="60")), "DelaySeconds is 60"),
-    (
-        queue_checks.check_in_flight,
         WARNING,
         facts(with_attributes(**{HIDDEN: "119500"})),
         "119,500 of its messages are in flight, of about 120,000 at the most",
     ),
     # runs
     (
-        checks.check_heartbeat,
         ERROR,
         facts(options={"heartbeat_interval": 0}),
         "visibility_timeout is 2m, and task 'proj.add' may run longer",
     ),
-    (checks.check_heartbeat, WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
-    (checks.check_heartbeat, WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
+    (WARNING, facts(options={"visibility_timeout": 20}), "they run twice"),
+    (WARNING, facts(options={"heartbeat_interval": 2}), "too late"),
     (
-        checks.check_heartbeat,
         WARNING,
-        facts(options={"queues": {"p*": {"visibility_timeout": 14_400}}}),
+        facts(options={"queues": {"p*": {"visibility_timeout": 14400}}}),
         "{'queues': {'p*': {'visibility_timeout': 120}}}",
     ),
-    (checks.check_horizon, ERROR, facts(task={"time_limit": 50_000}), "longer than 12 h"),
-    (checks.check_horizon, ERROR, facts(task={"soft_time_limit": 50_000}), "longer than 12 h"),
-    (checks.check_long_delays, WARNING, facts(task={"delays": (86_400.0,)}), "hides a message for 12 h"),
-    (checks.check_early_acks, WARNING, facts(task={"acks_late": False}), "acks_late=False"),
+    (ERROR, facts(task={"time_limit": 50000}), "longer than 12 h"),
+    (ERROR, facts(task={"soft_time_limit": 50000}), "longer than 12 h"),
+    (WARNING, facts(task={"delays": (86400.0,)}), "hides a message for 12 h"),
+    (WARNING, facts(task={"acks_late": False}), "acks_late=False"),
     (
-        checks.check_shutdown,
         WARNING,
         facts(
             options={"shutdown_timeout": 25},
@@ -247,37 +169,28 @@ FOUND = [
         ),
         "it is 25s, but Docker kills 10 s after SIGTERM",
     ),
-    (checks.check_shutdown, NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
+    (NOTE, facts(options={"shutdown_timeout": 100}), "of 102 or more"),
     (
-        checks.check_shutdown,
         WARNING,
         facts(options={"shutdown_timeout": 100}, machine=Machine(kubernetes=True)),
         "Kubernetes kills 30 s after SIGTERM",
     ),
-    (checks.check_shutdown, WARNING, facts(machine=Machine(remapped=True)), "cut off at once"),
+    (WARNING, facts(machine=Machine(remapped=True)), "cut off at once"),
     (
-        checks.check_shutdown,
         WARNING,
         facts(machine=Machine(remapped=True, grace=30), settings={"worker_soft_shutdown_timeout": 60}),
         "worker_soft_shutdown_timeout is 1m",
     ),
-    (checks.check_clock, WARNING, facts(machine=Machine(clock_offset=-30.0)), "30s behind SQS's"),
-    (checks.check_clock, ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
+    (WARNING, facts(machine=Machine(clock_offset=-30.0)), "30s behind SQS's"),
+    (ERROR, facts(machine=Machine(clock_offset=600.0)), "10m ahead of SQS's"),
     # settings
     (
-        checks.check_permissions,
         ERROR,
         facts(queue(permissions={"sqs:DeleteMessage": ProbeResult.DENIED})),
         "sqs:DeleteMessage is not allowed",
     ),
+    (WARNING, facts(queue(permissions={"sqs:SendMessage": ProbeResult.DENIED})), "Producers cannot publish"),
     (
-        checks.check_permissions,
-        WARNING,
-        facts(queue(permissions={"sqs:SendMessage": ProbeResult.DENIED})),
-        "Producers cannot publish",
-    ),
-    (
-        checks.check_permissions_on_dead_letters,
         WARNING,
         facts(
             queue(letters=dataclasses.replace(letters(), permissions={"sqs:SendMessage": ProbeResult.DENIED}))
@@ -285,55 +198,39 @@ FOUND = [
         "come without a reason",
     ),
     (
-        checks.check_unknown_permissions,
         NOTE,
         facts(queue(permissions={"sqs:ReceiveMessage": ProbeResult.NOT_KNOWN})),
         "not known whether these are allowed: sqs:ReceiveMessage",
     ),
+    (ERROR, facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}), "raises QueueNotFound"),
     (
-        checks.check_routes,
-        ERROR,
-        facts(unbound={"proj.add": "Queue 'x' missing from task_queues"}),
-        "raises QueueNotFound",
-    ),
-    (
-        checks.check_schedule,
         WARNING,
         facts(scheduled={"nightly": "proj.nosuch", "daily": "proj.add"}, task_names=frozenset({"proj.add"})),
         "its task is 'proj.nosuch'",
     ),
-    (checks.check_schedule, WARNING, facts(scheduled={"nightly": None}), "its task is None"),
+    (WARNING, facts(scheduled={"nightly": None}), "its task is None"),
     (
-        checks.check_store,
         ERROR,
         facts(store_problem="Redis: TimeoutError: it is down."),
         "it cannot be used from here: Redis: TimeoutError: it is down",
     ),
     (
-        checks.check_remote_control,
         WARNING,
         facts(options={"remote_control": True}, settings={"worker_enable_remote_control": False}),
         "the setting worker_enable_remote_control is False",
     ),
-    (checks.check_repeats, NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
-    (checks.check_priorities, WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
-    (checks.check_polls, WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
-    (checks.check_polls, NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
-    (checks.check_polls, NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
+    (NOTE, facts(task={"repeats_by_default": True}), "charges it 4 times"),
+    (WARNING, facts(task={"priority": 9}), "SQS has no priorities"),
+    (WARNING, facts(options={"wait_time_seconds": 0}), "86,400 requests a day"),
+    (NOTE, facts(options={"wait_time_seconds": 5}), "17,280 requests a day"),
+    (NOTE, facts(options={"polling_interval_max": 60}), "sleep up to 1m"),
     (
-        checks.check_remote_control,
         NOTE,
         facts(settings={"worker_enable_remote_control": True}),
         "broker_transport_options = {'remote_control': True}",
     ),
+    (NOTE, facts(settings={"worker_send_task_events": True}), "No monitor hears of these events"),
     (
-        checks.check_remote_control,
-        NOTE,
-        facts(settings={"worker_send_task_events": True}),
-        "No monitor hears of these events",
-    ),
-    (
-        checks.check_remote_control,
         WARNING,
         facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": ProbeResult.DENIED}),
         "sqs:ListQueues is not allowed",
@@ -341,23 +238,21 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize(("check", "severity", "known", "words"), FOUND)
-def test_what_is_wrong_is_found_with_a_remedy(check, severity, known, words):
-    (finding,) = check(known)
-    parts = (finding.thing, finding.problem, finding.consequence, finding.remedy)
+@pytest.mark.parametrize(("severity", "known", "words"), FOUND)
+def test_what_is_wrong_is_found_with_a_remedy(severity, known, words):
+    found = {" | ".join(dataclasses.astuple(each)[1:]): each for each in findings_of(known)}
+    (finding,) = (each for text, each in found.items() if words in text)
     assert finding.severity is severity
-    assert words in " | ".join(parts)
-    assert all(parts)
+    assert all((finding.thing, finding.problem, finding.consequence, finding.remedy))
     assert finding.consequence.endswith(".")
     assert not finding.problem.endswith(".")
-    assert finding in findings_of(known)
     commands = [part for part in finding.remedy.split(" && ") if part.startswith("aws ")]
     assert all(command.split()[3:5] == ["--region", "eu-west-1"] for command in commands)
 
 
 def test_where_all_is_well_nothing_is_found():
     assert findings_of(facts()) == []
-    assert {check for check, *_ in FOUND} == set(CHECKS)
+    assert [check for check in CHECKS if not any(list(check(known)) for _, known, _ in FOUND)] == []
 
 
 WELL = [

@@ -10,16 +10,31 @@ from celery.beat import ScheduleEntry
 from kombu import Queue
 from support.clock import FakeClock
 from support.exclusive_stores import Refusing
+from support.factories import counts, queue, send
 
 from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
-from celery_sqs_visibility.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    StoreError,
+    StoreUnavailableError,
+    ThrottledError,
+    UnavailableError,
+)
 from celery_sqs_visibility.operate.doctor import checks, gathering
 from celery_sqs_visibility.operate.doctor.checks import findings_of
 from celery_sqs_visibility.operate.doctor.facts import ProbeResult
-from celery_sqs_visibility.operate.doctor.gathering import gather, settings_of
+from celery_sqs_visibility.operate.doctor.gathering import (
+    gather,
+    permissions_on,
+    permissions_on_key,
+    settings_of,
+)
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.queue_names import AMAZONS_KEY
 from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.transport import broker_context
@@ -149,10 +164,10 @@ def test_a_router_that_wants_the_arguments_is_let_be(app, sqs):
 def test_queues_have_attributes_permissions_and_dead_letters(app, sqs):
     sqs.create_queue("dead", {"MessageRetentionPeriod": "60"}, {})
     sqs.create_queue("proj", redrive("dead"), {})
-    (queue,) = facts_of(app, sqs).queues
-    assert (queue.redrive.name, queue.letters.retention, queue.retention) == ("dead", 60, 345_600)
-    assert queue.permissions["sqs:DeleteMessage"] is ProbeResult.ALLOWED
-    assert queue.letters.permissions == {"sqs:SendMessage": ProbeResult.NOT_KNOWN}
+    (proj,) = facts_of(app, sqs).queues
+    assert (proj.redrive.name, proj.letters.retention, proj.retention) == ("dead", 60, 345_600)
+    assert proj.permissions["sqs:DeleteMessage"] is ProbeResult.ALLOWED
+    assert proj.letters.permissions == {"sqs:SendMessage": ProbeResult.NOT_KNOWN}
 
 
 def test_a_key_is_asked_for_as_whoever_uses_the_queue(app, sqs, monkeypatch):
@@ -183,9 +198,8 @@ def test_what_is_missing_is_not_created(app, sqs):
 def test_a_queue_that_may_not_be_looked_at_is_not_known(app, sqs):
     sqs.create_queue("proj", redrive("dead"), {})
     sqs.fail_next("GetQueueAttributes", AccessDeniedError("GetQueueAttributes was answered AccessDenied"))
-    (queue,) = facts_of(app, sqs).queues
-    assert (queue.exists, queue.attributes, queue.letters) == (None, None, None)
-    assert queue.denied
+    (proj,) = facts_of(app, sqs).queues
+    assert (proj.exists, proj.attributes, proj.letters, proj.denied) == (None, None, None, True)
 
 
 def test_with_remote_control_its_right_is_looked_at_and_its_queues_are_not_the_apps(app, sqs):
@@ -194,7 +208,7 @@ def test_with_remote_control_its_right_is_looked_at_and_its_queues_are_not_the_a
     assert facts_of(app, sqs).control_permissions == {}
     facts = facts_of(app, sqs, remote_control=True)
     assert facts.control_permissions == {"sqs:ListQueues": ProbeResult.ALLOWED}
-    assert [queue.name for queue in facts.queues] == ["proj"]
+    assert [each.name for each in facts.queues] == ["proj"]
     sqs.fail_next("ListQueues", AccessDeniedError("ListQueues was answered AccessDenied"))
     assert facts_of(app, sqs, remote_control=True).control_permissions == {
         "sqs:ListQueues": ProbeResult.DENIED
@@ -253,8 +267,46 @@ def test_of_a_table_that_is_missing_the_commands_are_told_that_create_it(app, sq
     assert expire.endswith("--time-to-live-specification Enabled=true,AttributeName=expires")
 
 
-def test_a_store_whose_server_is_not_there_is_found(app, sqs, monkeypatch):
-    monkeypatch.setattr(broker_context, "start_thread", lambda _target, _name: None)
-    facts = facts_of(app, sqs, coordination_store="redis://127.0.0.1:1/0")
-    (finding,) = checks.check_store(facts)
-    assert "it cannot be used from here: Redis: ConnectionError: " in finding.problem
+ACTIONS = {
+    "sqs:ReceiveMessage": "ReceiveMessage",
+    "sqs:DeleteMessage": "DeleteMessageBatch",
+    "sqs:ChangeMessageVisibility": "ChangeMessageVisibilityBatch",
+    "sqs:SendMessage": "SendMessageBatch",
+}
+
+
+def test_what_sqs_has_looked_at_is_allowed_and_the_queue_stays_as_it_is(sqs):
+    probed = queue(sqs)
+    send(probed, "a", "b")
+    assert permissions_on(probed) == {
+        "sqs:ReceiveMessage": ProbeResult.NOT_KNOWN,
+        "sqs:DeleteMessage": ProbeResult.ALLOWED,
+        "sqs:ChangeMessageVisibility": ProbeResult.ALLOWED,
+        "sqs:SendMessage": ProbeResult.NOT_KNOWN,
+    }
+    assert counts(probed) == (2, 0)
+    (message, *_) = sqs.receive(probed.url, 1, 0, ReceiveOptions(0, ("All",)))
+    assert message["Attributes"]["ApproximateReceiveCount"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("permission", "position"),
+    [*((each, None) for each in ACTIONS), ("sqs:DeleteMessage", 0), ("sqs:ChangeMessageVisibility", 0)],
+)
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (AccessDeniedError("no"), ProbeResult.DENIED),
+        (ThrottledError("slow down"), ProbeResult.NOT_KNOWN),
+        (UnavailableError("no answer"), ProbeResult.NOT_KNOWN),
+    ],
+)
+def test_a_refusal_shows_that_a_permission_is_missing_or_nothing(sqs, permission, position, error, shown):
+    probed = queue(sqs)
+    sqs.fail_next(ACTIONS[permission], error, position=position)
+    assert permissions_on(probed)[permission] is shown
+
+
+@pytest.mark.parametrize("key", ["", AMAZONS_KEY, f"arn:aws:kms:eu-west-1:123456789012:{AMAZONS_KEY}"])
+def test_sqs_own_key_takes_no_permission(key):
+    assert permissions_on_key({"KmsMasterKeyId": key}, ClientSettings(), "eu-west-1") == {}

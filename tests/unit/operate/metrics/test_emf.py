@@ -15,53 +15,32 @@ from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, NAMESPACE, UNITS, EMFLog, prepare_logger
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 
-TEXT = {"type": "string", "minLength": 1}
 
-#: The bounds of Amazon's "Specification: Embedded metric format", in the words of its own schema.
+def text(most):
+    return {"type": "string", "minLength": 1, "maxLength": most}
+
+
+def array(items, **bounds):
+    return {"type": "array", "items": items, **bounds}
+
+
+def fields(**properties):
+    return {"type": "object", "properties": properties}
+
+
+METRIC = {**fields(Name=text(1024), Unit={"enum": ["Count", "Seconds"]}), "additionalProperties": False}
+DIRECTIVE = fields(
+    Namespace=text(1024),
+    Dimensions=array(array(text(250), maxItems=30), minItems=1),
+    Metrics=array({**METRIC, "required": ["Name"]}, maxItems=100),
+)
+CLOUDWATCH = array({**DIRECTIVE, "required": ["Namespace", "Dimensions", "Metrics"]})
+ROOT = fields(Timestamp={"type": "integer"}, CloudWatchMetrics=CLOUDWATCH)
+
+#: The bounds of Amazon's "Specification: Embedded metric format".
 SCHEMA = {
-    "type": "object",
+    **fields(_aws={**ROOT, "required": ["Timestamp", "CloudWatchMetrics"]}),
     "required": ["_aws"],
-    "properties": {
-        "_aws": {
-            "type": "object",
-            "required": ["Timestamp", "CloudWatchMetrics"],
-            "properties": {
-                "Timestamp": {"type": "integer"},
-                "CloudWatchMetrics": {
-                    "type": "array",
-                    "items": {
-                        "type": "object",
-                        "required": ["Namespace", "Dimensions", "Metrics"],
-                        "properties": {
-                            "Namespace": {**TEXT, "maxLength": 1024},
-                            "Dimensions": {
-                                "type": "array",
-                                "minItems": 1,
-                                "items": {
-                                    "type": "array",
-                                    "maxItems": 30,
-                                    "items": {**TEXT, "maxLength": 250},
-                                },
-                            },
-                            "Metrics": {
-                                "type": "array",
-                                "maxItems": 100,
-                                "items": {
-                                    "type": "object",
-                                    "required": ["Name"],
-                                    "additionalProperties": False,
-                                    "properties": {
-                                        "Name": {**TEXT, "maxLength": 1024},
-                                        "Unit": {"enum": ["Count", "Seconds"]},
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        }
-    },
 }
 
 
