@@ -19,7 +19,7 @@ class OptionError(SQSVisibilityError, ValueError):
     """A transport option is misspelt, out of bounds or contradicts another; the message says which.
 
     Attributes:
-        sentences: one for each wrong option, where there are several; the message has all.
+        sentences: one for each wrong option, if there are several; the message has all.
     """
 
     sentences: tuple[str, ...] = ()
@@ -43,11 +43,11 @@ class PublishFailure(NamedTuple):
 
 
 class PublishError(SQSVisibilityError):
-    """Some of what was published in a block was not sent; all the rest was.
+    """Some messages of a block were not sent; all others were.
 
     Attributes:
-        failures: for each, its task id, the reason and the error.
-        published: how many messages there were in all.
+        failures: the task id, reason and error of each.
+        published: the number of all messages in the block.
     """
 
     def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
@@ -69,34 +69,34 @@ class PublishError(SQSVisibilityError):
 
 
 class UnroutableError(SQSVisibilityError, KombuError):
-    """The exchange is of a type that SQS cannot have, or no queue is bound to it."""
+    """SQS has no such type of exchange, or no queue is bound to it."""
 
 
 class RemoteControlError(SQSVisibilityError):
-    """Workers cannot be asked, since remote control is off here; the message says what to set.
+    """Remote control is off here, so workers cannot be asked; the message says what to set.
 
-    A task that asks them gets no replies instead.
+    In a task such a call gets no replies instead.
     """
 
 
 class CommandNotSentError(RemoteControlError):
-    """A command to workers was not sent: SQS took none for some seconds. The message says why. Try again."""
+    """SQS did not accept a command to workers for some seconds. The message says why. Try again."""
 
 
 class UnreadableError(SQSVisibilityError):
-    """No task can be made of a message; the text says why."""
+    """A message is not a task; the text says why."""
 
 
 class TooLargeError(SQSVisibilityError, ValueError):
-    """A body would be larger than allowed when decompressed or fetched."""
+    """A body is larger than allowed when decompressed or fetched."""
 
 
 class InvalidIdError(SQSVisibilityError, ValueError):
-    """A message was not published: SQS refuses its group, or no worker would run a task of that id."""
+    """A message was not published: SQS refuses its group, or workers would refuse its task id."""
 
 
 class ETATooFarError(SQSVisibilityError, ValueError):
-    """A message was not published, since SQS would delete it before its ETA, or the end of its delay."""
+    """A message was not published: SQS would delete it before its ETA or the end of its delay."""
 
 
 class VisibilityLostError(SQSVisibilityError):
@@ -104,7 +104,7 @@ class VisibilityLostError(SQSVisibilityError):
 
 
 class InactivityError(SQSVisibilityError):
-    """A run has shown no life for as long as its task's `inactivity_timeout` allows."""
+    """A run gave no sign of life for its task's `inactivity_timeout`."""
 
     @classmethod
     def after(cls, timeout: float) -> InactivityError:
@@ -113,22 +113,22 @@ class InactivityError(SQSVisibilityError):
 
 
 class StoreError(SQSVisibilityError):
-    """The store of exclusive tasks does not answer, or refuses; the message says which."""
+    """The store of exclusive tasks does not answer, or refuses a request; the message says which."""
 
 
 class StoreUnavailableError(StoreError):
-    """The store of exclusive tasks gave no answer in time, or cannot be reached."""
+    """The store of exclusive tasks cannot be reached, or did not answer in time."""
 
 
 class ExclusiveKeyError(SQSVisibilityError, ValueError):
-    """The `exclusive` of a task makes no key of its arguments."""
+    """A task's `exclusive` makes no key from its arguments."""
 
 
 class SQSError(SQSVisibilityError):
-    """A request to SQS, or S3, failed. Each subclass calls for another remedy.
+    """A request to SQS or S3 failed. Each subclass has its own remedy.
 
     Args:
-        message: a sentence for a person.
+        message: a sentence for people.
         code: the error code of SQS or the name of botocore's exception, for example `"RequestThrottled"`.
         action: the API action, for example `"ReceiveMessage"`.
     """
@@ -144,19 +144,19 @@ class UnavailableError(SQSError):
 
 
 class AnswerLostError(UnavailableError):
-    """No answer came to a request that was sent, or may have been: it may have been carried out."""
+    """The answer to a request was lost: it may have been carried out."""
 
 
 class UnreachableError(UnavailableError, ConnectionError):
-    """Nobody takes connections at SQS's endpoint, or at the proxy before it: try again, with backoff."""
+    """SQS's endpoint, or the proxy before it, accepts no connections: try again, with backoff."""
 
 
 class TLSError(UnavailableError):
-    """The certificate is not trusted, or the endpoint does not speak TLS: try again, and say so."""
+    """The certificate is not trusted, or the endpoint does not speak TLS: try again, and log it."""
 
 
 class ThrottledError(SQSError):
-    """SQS or KMS asks us to slow down: try again, with backoff."""
+    """SQS or KMS throttles: try again, with backoff."""
 
 
 class OverLimitError(SQSError):
@@ -164,47 +164,47 @@ class OverLimitError(SQSError):
 
 
 class UnrecognizedResponseError(SQSError):
-    """A refusal without a code, by a proxy, a gateway or a wrong endpoint: try again, and say so."""
+    """A refusal without a code, from a proxy, a gateway or a wrong endpoint: try again, and log it."""
 
 
 class CredentialsRefusedError(SQSError):
-    """No credentials, or expired or wrong ones: look for them anew, then try again."""
+    """Credentials are missing, expired or wrong: look them up again, then try again."""
 
 
 class ClockSkewError(CredentialsRefusedError):
-    """This machine's clock is too far from SQS's for its signatures: try again, and say so."""
+    """This machine's clock is too far off for signatures: try again, and log it."""
 
 
 class RefusedError(SQSError, OperationalError):
-    """SQS has refused, and will again: retrying at once does not help.
+    """SQS refused, and will again: retrying at once does not help.
 
     kombu raises OperationalError after its last retry, so Celery's users expect that class of `delay()`.
     """
 
 
 class AccessDeniedError(RefusedError):
-    """The credentials are good, the permission is missing: try again slowly, and say so."""
+    """The credentials lack a permission: try again slowly, and log it."""
 
 
 class QueueDoesNotExistError(RefusedError):
-    """No queue has that name or URL, or its owner hides it from us."""
+    """No queue has that name or URL, or its owner hides it."""
 
 
 class ReceiptHandleInvalidError(RefusedError):
-    """The receipt handle no longer holds the message: deleted, received again, or expired."""
+    """The receipt handle has expired, or the message was deleted or received again."""
 
 
 class RequestRefusedError(RefusedError):
-    """Any other refusal by SQS: the request is wrong and will stay so."""
+    """Any other refusal by SQS: the request is wrong, so retrying does not help."""
 
 
 class MessageTooLargeError(RequestRefusedError):
-    """A message is larger than its queue takes; the text has its size, the limit and what to do."""
+    """A message is larger than its queue accepts; the text has its size, the limit and the remedy."""
 
 
 class ObjectDoesNotExistError(RefusedError):
-    """S3 has no object of that key."""
+    """S3 has no object with that key."""
 
 
-#: Errors that pass without anybody's help.
+#: Errors that pass by themselves.
 PASSING_ERRORS = (ThrottledError, UnavailableError, UnrecognizedResponseError, OverLimitError)

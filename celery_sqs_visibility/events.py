@@ -39,7 +39,7 @@ class DeliveryFacts:
         task_id: its id; `None` if unknown.
         group: the FIFO message group, if any.
         received: when this delivery arrived, in seconds since the epoch; 0 if unknown.
-        attempt: the number of the run that it is for, 1 for the first; `None` if unknown, as before an ETA.
+        attempt: the number of its run, 1 for the first; `None` if unknown, for example before an ETA.
         sent: when the message was sent, in seconds since the epoch; 0 if unknown.
     """
 
@@ -131,12 +131,12 @@ class DeliveryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Received(DeliveryEvent):
-    """SQS handed the message to this process, and hides it from others."""
+    """This process received the message; SQS hides it from others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable(DeliveryEvent):
-    """The message is no task for this worker: see `reason`. `follows` says what becomes of it."""
+    """This worker cannot run the message: `reason` says why, `follows` what happens to it."""
 
     reason: str
     follows: str = ""
@@ -144,33 +144,33 @@ class Unreadable(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Parked(DeliveryEvent):
-    """The message waits for its ETA, or its exclusive key: it is hidden, and comes back in `seconds`."""
+    """The message waits for its ETA or its exclusive key: it is hidden for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed(DeliveryEvent):
-    """The message waits for its ETA as a copy, which SQS hands out in `seconds` at the earliest."""
+    """The message waits for its ETA as a copy, which SQS delivers after `seconds` or later."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Started(DeliveryEvent):
-    """The pool began to run the task."""
+    """The pool started the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extended(DeliveryEvent):
-    """The visibility timeout was set anew, to `seconds` from now."""
+    """The visibility timeout was extended to `seconds` from now."""
 
     seconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded(DeliveryEvent):
-    """The message came back to the process that holds it, which goes on with the new receipt handle."""
+    """The message came back to the process that holds it, which now uses the new receipt handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +191,8 @@ class HorizonNear(DeliveryEvent):
 class Failed(DeliveryEvent):
     """The run failed, as attempt number `attempt` (1 for the first).
 
-    `delay` is how many seconds the message is to be hidden; `None` is the rest of its visibility timeout.
-    After the `last` attempt nothing follows but a delete or a dead letter.
+    The message stays hidden for `delay` seconds; `None` is the rest of its visibility timeout. After the
+    `last` attempt it is only deleted or dead-lettered.
     """
 
     attempt: int
@@ -203,7 +203,7 @@ class Failed(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Hidden(DeliveryEvent):
-    """The message failed, and comes back in `seconds`; `kept`: for good, and it is not run again."""
+    """The message failed, and comes back in `seconds`. `kept`: it failed for good, and is not run again."""
 
     seconds: float
     kept: bool = False
@@ -211,7 +211,7 @@ class Hidden(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(DeliveryEvent):
-    """Celery is done with the message; its deletion is under way."""
+    """Celery has finished the message; its deletion is pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +221,12 @@ class Deleted(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class FinishedBefore(DeliveryEvent):
-    """A message that was finished in this process came back: it is deleted by its new receipt handle."""
+    """A message that this process had finished came back: it is deleted with its new receipt handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released(DeliveryEvent):
-    """The message was given back without having run; SQS hands it out again at once."""
+    """The message was given back without a run; SQS delivers it again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +238,13 @@ class DeadLettered(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class SQSRequest(Event):
-    """A request to SQS has ended. A send that botocore repeats, as `client-config` may say, counts once.
+    """A request to SQS has ended. A send that botocore retries, if `client-config` lets it, counts once.
 
     Attributes:
-        action: of SQS's API, for example "ReceiveMessage".
+        action: the API action, for example "ReceiveMessage".
         seconds: how long it took.
         outcome: "ok", or the error's code.
-        queue: SQS's name of the queue that it was about; empty if none.
+        queue: the queue's name at SQS; empty if none.
     """
 
     action: str
@@ -255,7 +255,7 @@ class SQSRequest(Event):
 
 @dataclass(frozen=True, slots=True)
 class EventsDropped(Event):
-    """Events of Celery, `count` of them, will not reach a monitor: too many wait, or SQS refuses them.
+    """`count` events of Celery will not reach a monitor: too many wait, or SQS refuses them.
 
     `queue` is the monitor's.
     """
@@ -295,16 +295,16 @@ def subscribe(
 def subscribe(
     listener: Listener, kind: type[Event] = DeliveryEvent, when: Condition = ALWAYS
 ) -> Callable[[], None]:
-    """Call `listener(event)` for every event of a kind in this process, in its thread: be quick.
+    """Call `listener(event)` for every event of a kind in this process, in the event's thread: be quick.
 
     Args:
-        listener: its exceptions are logged, and do no harm.
-        kind: a class of events; its subclasses belong to it. Deliveries, unless told otherwise.
+        listener: its exceptions are logged and otherwise ignored.
+        kind: a class of events, including its subclasses.
         when: whether the listener wants an event of this kind now. Frequent events that nobody wants are not
             made; the listener may hear of other events all the same.
 
     Returns:
-        A function that ends the subscription; calling it twice is harmless.
+        A function that ends the subscription. Idempotent.
     """
     subscription = _Subscription(listener, kind, when)  # told from an equal one by its identity
     with _lock:
@@ -318,7 +318,7 @@ def subscribe(
 
 
 def subscribed(listener: Listener) -> bool:
-    """Whether that listener hears of events."""
+    """Return whether that listener is subscribed."""
     return any(one.listener is listener for one in _subscriptions)
 
 

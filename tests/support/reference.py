@@ -30,22 +30,22 @@ Options of the transport are in [options](options.md), metrics in [metrics](metr
 ## Settings of a task
 
 Arguments of `@app.task`, or attributes of a class with the base `VisibilityTask`. A misspelt setting or a
-wrong value is refused when the task gets its app, with a sentence that names the task; type checkers find it
-in `@app.task(**TaskSettings(error_visibility_timeout=60))`, with `TaskSettings` of this package.
+wrong value is refused when the task is bound to its app, with an error that names the task. Type checkers
+find it in `@app.task(**TaskSettings(error_visibility_timeout=60))`, with this package's `TaskSettings`.
 [Retries](retries.md), [long tasks](long-tasks.md), [exclusive tasks](exclusive-tasks.md) and [AWS
 events](aws-events.md) show their use.
 
 | setting | default | meaning |
 |---|---|---|
 {settings}
-`acks_late` is true for every `VisibilityTask`; another value is refused, since a deleted message cannot
+`acks_late` is true for every `VisibilityTask`; another value is refused, because a deleted message can't
 come back. Celery's other settings, such as `time_limit` and `rate_limit`, are as in Celery. The methods of
 `self.visibility` are in [long tasks](long-tasks.md).
 
 ## Events
 
-Frozen dataclasses in `celery_sqs_visibility`, to which your code can listen: [logs and
-events](logs-and-events.md#events) shows how. They happen in the worker's main process.
+Frozen dataclasses in `celery_sqs_visibility`. [Logs and events](logs-and-events.md#events) shows how to
+listen to them. They happen in the worker's main process.
 
 | event | fields | meaning |
 |---|---|---|
@@ -57,8 +57,8 @@ Every event but `SQSRequest` and `EventsDropped` has `delivery`, a `DeliveryFact
 {facts}
 ## Exceptions
 
-All are in `celery_sqs_visibility`, and none needs an import of boto3. `except SQSVisibilityError` catches
-all of them. An error that passes by itself is worth another try later; any other needs a change.
+All are in `celery_sqs_visibility`; catching them needs no import of boto3. `SQSVisibilityError` is their
+base. An error that passes by itself is worth a retry; any other needs a change.
 
 | exception | also a | passes by itself | meaning |
 |---|---|---|---|
@@ -70,13 +70,14 @@ all of them. An error that passes by itself is worth another try later; any othe
 OPTIONS = """\
 # Transport options
 
-Celery's `broker_transport_options`, or kombu's `transport_options`. Most people need only these:
+Celery's `broker_transport_options`, or kombu's `transport_options`. Most projects need only these:
 
 {first}
 Durations are seconds. `None` and empty text mean the default. A misspelt option, a value out of bounds or a
-contradiction is refused when the first connection is made: the error names the option, the value, the bound
-and the nearest valid name. `celery worker` and `celery beat` then end with status 1. Type checkers find a
-misspelt one in `options: TransportOptions = {{...}}`; import `TransportOptions` from `celery_sqs_visibility`.
+contradiction is refused at the first connection: the error names the option, the value, the bound and the
+nearest valid name, and `celery worker` and `celery beat` exit with status 1. Type checkers find a
+misspelt one in `options: TransportOptions = {{...}}`; import `TransportOptions` from
+`celery_sqs_visibility`.
 
 ## All other options
 
