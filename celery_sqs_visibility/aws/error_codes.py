@@ -28,7 +28,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
     UnrecognizedResponseError,
 )
-from celery_sqs_visibility.policy.message_limits import beginning
+from celery_sqs_visibility.policy.message_limits import truncated
 
 #: Answers that point elsewhere; botocore follows none of SQS's.
 FIRST_REDIRECT_STATUS: Final = 300
@@ -175,7 +175,7 @@ def _is_page(error: Mapping[str, Any], status: object) -> bool:
 
 
 def _line_of(page: str) -> str:
-    return beginning(" ".join(_TAGS.sub(" ", page).split()), BODY_CHARACTERS)
+    return truncated(" ".join(_TAGS.sub(" ", page).split()), BODY_CHARACTERS)
 
 
 def is_unanswered(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefusedError
-from celery_sqs_visibility.policy.message_limits import legal, message_bytes
+from celery_sqs_visibility.policy.message_limits import escape_illegal, message_bytes
 from celery_sqs_visibility.policy.queue_names import (
     ATTRIBUTES,
     FIFO,
@@ -174,7 +174,7 @@ def require_message(action: str, queue: Mapping[str, str], message: OutgoingMess
     if message_bytes(message.body, message.attributes) > most:
         reason = f"Message must be shorter than {most} bytes."
         raise refused(action, f"One or more parameters are invalid. Reason: {reason}")
-    if legal(message.body) != message.body:
+    if escape_illegal(message.body) != message.body:
         raise refused(action, "Invalid characters found in the message.", "InvalidMessageContents")
     _require_delay(action, message.delay, fifo=fifo)
     if fifo:
@@ -208,7 +208,7 @@ def _require_attribute(action: str, name: str, attribute: Mapping[str, Any]) -> 
     if text == "":
         sentence = f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
         raise refused(action, sentence)
-    if text is not None and legal(text) != text:
+    if text is not None and escape_illegal(text) != text:
         raise refused(action, f"Message (user) attribute '{name}' has characters that XML does not know.")
     if _RESERVED_NAME.match(name) or not _DATA_TYPE.fullmatch(kind):
         raise refused(action, f"The name of message (user) attribute '{name}', or its type, is invalid.")

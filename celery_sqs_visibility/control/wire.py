@@ -14,7 +14,7 @@ from kombu.utils.json import dumps, loads
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.control_names import is_address
-from celery_sqs_visibility.policy.message_limits import beginning
+from celery_sqs_visibility.policy.message_limits import truncated
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 JSON: Final = "application/json"
@@ -157,7 +157,7 @@ def _check_reply_to(command: Any, exchange: str) -> None:
         return
     address = str(reply_to["routing_key"]).partition(".")[0]
     if reply_to["exchange"] != exchange or not is_address(address):
-        raise UnreadableError(f"its reply_to is no queue for replies: {beginning(repr(reply_to), 200)}")
+        raise UnreadableError(f"its reply_to is no queue for replies: {truncated(repr(reply_to), 200)}")
 
 
 def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:

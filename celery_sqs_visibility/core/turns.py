@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from weakref import WeakSet, WeakValueDictionary
 
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.policy.options import OptionsOfQueue
+from celery_sqs_visibility.policy.options import OptionsOfQueue, Order
 from celery_sqs_visibility.policy.prefetch import Slots
-from celery_sqs_visibility.policy.queue_order import Order, QueueOrder
+from celery_sqs_visibility.policy.queue_order import QueueOrder
 
 
 class Turns:

@@ -22,7 +22,12 @@ from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.events import HorizonNear, emit, log_safely
-from celery_sqs_visibility.policy.run_limits import is_inactive, is_near_horizon, latest_wake, until_horizon
+from celery_sqs_visibility.policy.run_limits import (
+    NEAR_HORIZON_SECONDS,
+    is_inactive,
+    latest_wake,
+    until_horizon,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +60,7 @@ class RunWatch:
         for delivery in self._held():
             if delivery.began is None:
                 continue
-            if is_near_horizon(delivery.horizon, now):
+            if until_horizon(delivery.horizon, now) <= NEAR_HORIZON_SECONDS:
                 self._warn(delivery, now)
             if delivery.inactivity is not None:
                 self._end_if_inactive(delivery, now)

@@ -6,24 +6,23 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-#: Pauses after an error of any kind. The longest one bounds how late we notice that the network works again,
-#: or that somebody has restored a permission, a queue or credentials.
+#: Pauses after an error of any kind. The longest bounds how late a recovery is noticed: of the network, a
+#: permission, a queue or credentials.
 MIN_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0
 
-#: How late the answer to a poll may be before it counts as lost.
 MIN_REPLY_GRACE_SECONDS = 1.5
 MAX_REPLY_GRACE_SECONDS = 2.5
 
 
 def pause(failures: int) -> float:
-    """Seconds to wait after `failures` in a row (1 or more), with full jitter above a floor."""
+    """Choose the pause after `failures` in a row (1 or more), with full jitter above a floor."""
     ceiling = min(MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS * 2.0 ** min(failures, 16))
     return random.uniform(MIN_PAUSE_SECONDS, ceiling)  # noqa: S311
 
 
 def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
-    """Seconds to wait before a publication is sent again, by kombu's retry policy.
+    """Seconds to wait before sending a publication again, by kombu's retry policy.
 
     Args:
         policy: `interval_start`, `interval_step` and `interval_max`. The defaults are kombu's
@@ -35,5 +34,5 @@ def retry_interval(policy: Mapping[str, Any], failures: int) -> float:
 
 
 def reply_grace() -> float:
-    """Seconds by which the answer to a poll may be late before another poll is made, with jitter."""
+    """Choose how many seconds the answer to a poll may be late before it counts as lost."""
     return random.uniform(MIN_REPLY_GRACE_SECONDS, MAX_REPLY_GRACE_SECONDS)  # noqa: S311

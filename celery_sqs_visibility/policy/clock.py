@@ -1,7 +1,7 @@
-"""The clock, read nowhere else.
+"""The clock. Only this module reads it; everything else takes a `Clock`, which tests move.
 
 Durations and deadlines inside this process are monotonic; wall-clock time exists only at the wire (SQS
-timestamps, Celery ETAs). Everything else takes a `Clock`, which tests move.
+timestamps, Celery ETAs).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Clock(Protocol):
     """A monotonic clock and a wall clock."""
 
     def monotonic(self) -> float:
-        """Seconds from an arbitrary origin, the same in all processes of a machine; never goes back."""
+        """Seconds from an arbitrary origin, the same in all processes of a machine."""
         ...
 
     def wall(self) -> float:
@@ -25,10 +25,9 @@ class Clock(Protocol):
 
 
 def _monotonic() -> Callable[[], float]:
-    """The machine's monotonic clock that goes on while the machine is suspended, if it has one.
+    """The machine's monotonic clock, if possible one that counts suspended time, as SQS does.
 
-    Visibility timeouts go on meanwhile. On Linux `time.monotonic` stands still, and so do the timeouts of
-    locks and conditions, which only last longer then.
+    On Linux `time.monotonic` stops during a suspend, and so do the timeouts of locks and conditions.
     """
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     if boottime is None:

@@ -1,6 +1,6 @@
-"""Message attribute of an event that continues in another message: its open parts, or the end of its wait.
+"""The message attribute of an AWS event that continues in another message: its open parts, or its ETA.
 
-The body stays the event's own. So a dead letter is the event as it was, whichever message carries it last.
+The body stays the event's own, so a dead letter is the event as it was.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class ContinuedEvent:
-    """An event that other messages had before this one.
+    """An event that earlier messages carried.
 
     Attributes:
-        message_id: of the first of them, from which the task ids are made.
-        next: the place from which on no record was sent.
-        also: earlier places whose records were not sent either.
-        eta: until when its task waits, in seconds since the epoch.
-        retries: the attempts that the messages before this one have used up.
+        message_id: of the first of them; the task ids are made from it.
+        next: records from this place on are this message's.
+        also: earlier places that are this message's, too.
+        eta: of its task, in seconds since the epoch.
+        retries: the attempts that earlier messages used.
     """
 
     message_id: str
@@ -39,15 +39,15 @@ class ContinuedEvent:
     retries: int = 0
 
     def left(self, place: int) -> bool:
-        """Whether the run at that place is this message's."""
+        """Returns whether the run at that place is this message's."""
         return place >= self.next or place in self.also
 
 
 def continued_in(attributes: Mapping[str, Any], message_id: str) -> ContinuedEvent:
-    """The continuation in the attributes of a received message; without ours it is the event's first message.
+    """Read the attribute of a received message; without it, the message is the event's first.
 
     Raises:
-        UnreadableError: the value is not of our form.
+        UnreadableError: the value has not our form.
     """
     value = attributes.get(ATTRIBUTE)
     if value is None:
@@ -70,14 +70,14 @@ def continued_in(attributes: Mapping[str, Any], message_id: str) -> ContinuedEve
 
 
 def without_ours(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The sender's attributes."""
+    """The attributes without ours."""
     if ATTRIBUTE not in attributes:
         return attributes
     return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
 
 def with_ours(attributes: Mapping[str, Any], event: ContinuedEvent) -> dict[str, Any] | None:
-    """The attributes of a message with which the event goes on; `None` where the sender's leave no space."""
+    """The attributes of a message that continues the event; `None` if the sender's leave no space."""
     senders = without_ours(attributes)
     if len(senders) >= MESSAGE_ATTRIBUTES:
         return None
@@ -86,7 +86,7 @@ def with_ours(attributes: Mapping[str, Any], event: ContinuedEvent) -> dict[str,
 
 
 def unsent_part(event: ContinuedEvent, places: Sequence[int], records: int) -> ContinuedEvent:
-    """The event with these places left to send, in order, of so many `records` in all."""
+    """The event with these places left, in order, of `records` in all."""
     before, end = list(places), records
     while before and before[-1] == end - 1:
         end = before.pop()

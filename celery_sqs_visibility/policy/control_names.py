@@ -1,9 +1,9 @@
 """Names of the control queues and of the exchanges of remote control and events.
 
-The name of a control queue is its binding: all processes see the list of queues. A name is
-`<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests tell apart names that differ
+The name of a control queue is its binding, since all processes see the list of queues. A name is
+`<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests distinguish names that differ
 in characters that SQS refuses, and let a caller choose the queues of some nodes without a request. The unique
-part is new for each start: SQS does not give a deleted queue's name away for a minute.
+part is new for each start: SQS reserves a deleted queue's name for a minute.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{
 
 
 def exchange_prefix(prefix: str, exchange: str) -> str:
-    """The beginning of the names of an exchange's queues, and of no others."""
+    """The prefix of the names of an exchange's queues, and of no others."""
     room = MAX_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
     return f"{prefix}{_ILLEGAL.sub('-', exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
 
@@ -44,18 +44,18 @@ def address(node: str, unique: str) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether `address` can have returned that."""
+    """Returns whether the text has the form of an `address`."""
     return _ADDRESS.fullmatch(text) is not None
 
 
 def of_nodes(addresses: Iterable[str], nodes: Iterable[str]) -> list[str]:
-    """The addresses of these nodes, and of any whose digest is the same."""
+    """The addresses of these nodes, and of any with the same digest."""
     digests = _node_digests(nodes)
     return [address for address in addresses if address[:NODE_DIGEST_CHARACTERS] in digests]
 
 
 def has_all(addresses: Iterable[str], nodes: Iterable[str]) -> bool:
-    """Whether each of the nodes has an address there. A node may have several: those of its former starts."""
+    """Returns whether each of the nodes has an address. A node may have several, of earlier starts."""
     return _node_digests(nodes) <= {address[:NODE_DIGEST_CHARACTERS] for address in addresses}
 
 
@@ -82,7 +82,7 @@ class Use(Enum):
 
 
 def use_of(exchange: str, event_exchanges: Iterable[str] = ()) -> Use | None:
-    """Celery's use of the exchange, if it is its own. Apps may name their exchange of events themselves."""
+    """Celery's use of an exchange; `None` if it is another's. `event_exchanges` are those that apps name."""
     if exchange.endswith(_CONTROL_SUFFIX):
         return Use.REPLIES if exchange.startswith(_REPLY_PREFIX) else Use.COMMANDS
     return Use.EVENTS if exchange == _EVENT_EXCHANGE or exchange in event_exchanges else None

@@ -1,4 +1,4 @@
-"""Waits for a task's ETA in SQS instead of in a worker's memory: first delayed, then hidden."""
+"""Waits for a task's ETA in SQS, not in a worker's memory: first delayed, then hidden."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final
 from celery_sqs_visibility.policy.queue_names import RETENTION
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: How early a parked message comes back, to be held until its ETA and start on time.
+#: How long before its ETA a parked message comes back, to start on time.
 LEAD_SECONDS = 5
 
-#: The shortest wait for an ETA that is worth a copy. It is shorter than the rest of a wait after a park: the
-#: park may have been another worker's, with another visibility timeout.
+#: The shortest wait for an ETA that is worth a copy. Shorter than what remains after a park: another worker
+#: with another visibility timeout may have parked the message.
 MIN_COPY_SECONDS = 1
 
-#: The 12 hours count from the receive, which was a moment ago.
+#: Below 12 hours, since they count from the receive, a moment ago.
 MAX_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
 
 _ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
 
-#: The longest wait for an ETA. A message waits in parks of 12 hours, each of which costs requests.
+#: The longest wait for an ETA. Each park of 12 hours costs requests.
 MAX_WAIT_SECONDS: Final = 10 * 365 * 86_400
 
 NEVER: Final = "more than ten years away: leave the task to a schedule"
@@ -52,12 +52,12 @@ class Limits:
 
     @property
     def may_return(self) -> bool:
-        """Whether SQS would hand the message out again, instead of moving it to the dead-letter queue."""
+        """Whether SQS would deliver the message again, and not move it to the dead-letter queue."""
         return self.max_receive_count is None or self.receive_count < self.max_receive_count
 
     @property
     def seconds_to_stay(self) -> int:
-        """How long a message sent now may wait: the rest of the retention is for its run and retries."""
+        """How long a message sent now may wait. The rest of the retention is for its run and retries."""
         return max(self.retention // 2, self.visibility_timeout + self.lead + 1)
 
 
@@ -72,8 +72,7 @@ class Park:
 def park_seconds(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int | None:
     """Seconds to hide a message whose ETA is `wait` seconds away; `None` is to hold it.
 
-    A park within the visibility timeout is not worth its request and receive. It ends `lead` seconds before
-    the ETA.
+    A park ends `lead` seconds before the ETA. One within the visibility timeout is not worth a request.
     """
     if wait <= visibility_timeout + lead:
         return None
@@ -81,13 +80,13 @@ def park_seconds(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS)
 
 
 def plan_park(wait: float, limits: Limits) -> Park | None:
-    """How a message waits whose ETA is `wait` seconds away; `None` is to hold it.
+    """Choose how a message waits whose ETA is `wait` seconds away; `None` is to hold it.
 
-    The first receive parks the message, unless the redrive policy allows no second receive. A later one
-    renews it if the next park would outlast the retention, or be the last but one of the redrive policy: a
-    copy that cannot be sent then has another chance. The last park before the ETA is always a copy's first:
-    so waiting costs one of the receives that the policy allows, and the others are attempts. A copy also
-    gets rid of wasted receives, which would count as attempts.
+    The first receive parks the message, unless the redrive policy allows no second receive. A later receive
+    renews it if the next park would outlast the retention, or would leave only one receive: a failed copy
+    then has another chance. The last park before the ETA is always a copy's first, so waiting costs one of
+    the receives that the policy allows, and the others are attempts. A copy also drops wasted receives, which
+    would count as attempts.
     """
     if limits.wasted_receives and wait >= MIN_COPY_SECONDS:
         return Park(min(math.floor(wait) - limits.lead, MAX_PARK_SECONDS), renewed=True)
@@ -104,13 +103,7 @@ def plan_park(wait: float, limits: Limits) -> Park | None:
 
 
 def parks_needed(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int:
-    """How many of a message's receives were parks and not attempts.
-
-    Args:
-        wait: seconds from the message's first receive to its ETA.
-        visibility_timeout: the one in force, as for `park_seconds`.
-        lead: likewise.
-    """
+    """Count the parks of a wait of `wait` seconds, from the first receive to the ETA: see `park_seconds`."""
     # Every park but the last is the longest. Floor division is exact; `math.ceil` of a quotient would round.
     return max(0, -int(-(wait - visibility_timeout - lead) // MAX_PARK_SECONDS))
 
@@ -118,10 +111,10 @@ def parks_needed(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS)
 def parks_until_eta(
     eta: float, first_received: float, now: float, visibility_timeout: int, lead: int = LEAD_SECONDS
 ) -> int:
-    """How many of a message's receives were parks. Instants are seconds since the epoch.
+    """Count the parks from the first receive to the ETA. Instants are seconds since the epoch.
 
-    If `first_received` is unknown (0), it is taken to be as early as SQS's longest retention allows: then a
-    message may have an attempt too many, but never fails unrun.
+    An unknown `first_received` (0) counts as the earliest that SQS's retention allows: the message may get an
+    attempt too many, but never fails without a run.
     """
     return parks_needed(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout, lead)
 
@@ -129,15 +122,15 @@ def parks_until_eta(
 def wasted_receives(
     receive_count: int, parks: int, wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS
 ) -> int:
-    """How many receives of a message before this one were neither parks nor attempts: its ETA is to come.
+    """Count the receives before this one that were neither parks nor attempts, if its ETA is to come.
 
-    Another worker held the message for its ETA, and gave it back or died: kombu's own SQS transport holds
-    such messages in memory, and gives all of them back when it ends. Or it has parked the message, where a
-    worker with this visibility timeout would hold it.
+    Another worker held the message and gave it back or died: kombu's own SQS transport holds such messages in
+    memory, and returns all of them when it stops. Or it parked the message, where a worker with this
+    visibility timeout would hold it.
 
     Args:
         receive_count: of the message, this receive included.
-        parks: all parks from the first receive to the ETA, as `parks_until_eta` counts them.
+        parks: see `parks_until_eta`.
         wait: seconds until the ETA.
         visibility_timeout: the one in force.
         lead: see `park_seconds`.
@@ -148,13 +141,12 @@ def wasted_receives(
 
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
-    """A publisher's knowledge of the queue and its workers. Durations are seconds.
+    """What a publisher knows of the queue and its workers. Durations are seconds.
 
     Attributes:
-        sleep: how long a worker may sleep between two polls. A worker that sleeps when a delay ends cannot
-            know of the message, so the delay ends that much before the ETA: the worker then holds the
-            message, or hides it and does not sleep past its return.
-        retention: the queue's, `None` where it is not known.
+        sleep: how long a worker may sleep between two polls. Delays end that much before the ETA, since
+            a sleeping worker does not know of the message.
+        retention: the queue's, `None` if unknown.
         visibility_timeout: the workers'.
     """
 
@@ -165,7 +157,7 @@ class DelayLimits:
     def delay_for(self, wait: float) -> int | None:
         """`DelaySeconds` for an ETA that is `wait` seconds away; `None`: the queue's own.
 
-        Whole seconds, rounded down: a worker that has the message holds it for the rest, and is on time.
+        Rounded down: the worker holds the message for the rest of the second.
         """
         most = DELAY_SECONDS
         if self.retention is not None:  # the other half is for a backlog, the run and its retries
@@ -174,10 +166,10 @@ class DelayLimits:
         return delay if delay > 0 else None
 
     def why_not(self, wait: float, *, fifo: bool) -> str | None:
-        """Why no worker can see to it that the message waits `wait` seconds for its ETA; `None`: it can.
+        """Why no message can wait `wait` seconds for its ETA; `None`: it can.
 
-        In a standard queue a wait outlasts the retention as a copy, unless the retention is too short for a
-        worker to make one. In a FIFO queue a copy would let the rest of its group go first.
+        In a standard queue copies outlast the retention, unless the retention is too short to make one. In
+        a FIFO queue the rest of the group would overtake a copy.
         """
         retention = self.retention or (RETENTION_SECONDS if fifo else None)
         if retention is None or wait < retention:
@@ -190,7 +182,7 @@ class DelayLimits:
         return None
 
     def why_not_delayed(self, delay: int | None) -> str | None:
-        """Why SQS would delete the message before it shows it; `None`: it would not, as far as is known."""
+        """Why SQS would delete the message before its delay ends; `None`: it would not, or is unknown."""
         if delay is None or self.retention is None or delay < self.retention:
             return None
         return f"{self._kept(self.retention)}, and then deletes it unseen. {_ADVICE}"
@@ -201,12 +193,12 @@ class DelayLimits:
 
 
 def is_never(wait: float) -> bool:
-    """Whether an ETA that is `wait` seconds away is a mistake, or another word for never."""
+    """Returns whether an ETA that is `wait` seconds away is a mistake, or means never."""
     return wait > MAX_WAIT_SECONDS
 
 
 def kept_delay(given: Any) -> tuple[int | None, str]:
-    """The part of a publisher's `delay_seconds` that SQS gets, and why it is not all; else ""."""
+    """Clamp a publisher's `delay_seconds`. Returns it with the reason for the change, or ""."""
     try:
         seconds = int(given)
     except (TypeError, ValueError, OverflowError):
@@ -219,7 +211,7 @@ def kept_delay(given: Any) -> tuple[int | None, str]:
 
 
 def stated_retention(attributes: Mapping[str, Any]) -> int | None:
-    """The retention that `sqs-creation-attributes` gives to queues; `None` where it does not."""
+    """The retention in `sqs-creation-attributes`; `None` without one."""
     try:
         return int(attributes[RETENTION])
     except (KeyError, TypeError, ValueError):

@@ -23,21 +23,21 @@ sqs_event_per = OneOf((RECORD, MESSAGE))
 
 @dataclass(frozen=True, slots=True)
 class EventRoute:
-    """A task takes the events whose name fits the pattern; one run a message, or one a record of it."""
+    """A task that takes the events whose name fits the pattern: a run for each message, or each record."""
 
     pattern: str
     task: str
     per_message: bool = False
 
     def fits(self, event: str) -> bool:
-        """Whether the task takes events of that name."""
+        """Returns whether the task takes events of that name."""
         if self.pattern.endswith(ANY):
             return event.startswith(self.pattern[: -len(ANY)])
         return event == self.pattern
 
 
 class EventRoutes:
-    """The routes of all tasks. Of several that fit an event the longest pattern counts.
+    """The routes of all tasks. The longest pattern that fits an event counts.
 
     Raises:
         ValueError: two tasks have the same pattern.
@@ -61,7 +61,7 @@ class EventRoutes:
 
 
 def parse_sqs_event(name: str, value: Any) -> tuple[str, ...]:
-    """The patterns of a task: one, or a list of them; none for `None`.
+    """Parse the patterns of a task: one, or a list of them; none for `None`.
 
     Raises:
         OptionError: naming the value and what it may be.

@@ -1,4 +1,4 @@
-"""Exclusive tasks: address of their store, names of keys, and waits for a key."""
+"""Exclusive tasks: the address of their store, names of keys and owners, waits for a key."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: The longest key, with its task's name, in UTF-8: half of what DynamoDB takes for a partition key.
+#: The longest key in UTF-8, with its task's name: half of what DynamoDB takes for a partition key.
 KEY_BYTES: Final = 1024
 
-#: The largest checkpoint, as JSON: it tells where a run was, and is no place for its data.
+#: The largest checkpoint as JSON: it is for the place of a run, not for its data.
 CHECKPOINT_BYTES: Final = 64 * 1024
 
-#: How long a key counts as processed by default: SQS keeps no message for longer, and delivers none later.
+#: How long a key counts as processed by default: SQS keeps no message longer.
 TTL_SECONDS: Final = float(RETENTION_SECONDS)
 MAX_TTL_SECONDS: Final = 365 * 24 * 60 * 60
 parse_exclusive_ttl: Final = Seconds(1, MAX_TTL_SECONDS)
 
-#: A message whose store did not answer is tried again after this time,
+#: A message whose store did not answer is tried again after this time; one without a copy, before the last
+#: receive that its queue allows, after the longer one.
 STORE_RETRY_SECONDS: Final = 30
-
-#: and one without a copy after this time, before the last receive that its queue allows.
 MAX_STORE_RETRY_SECONDS: Final = 600
 
 REDIS_SCHEMES: Final = ("redis", "rediss")
@@ -38,9 +37,9 @@ class StoreAddress:
     """Where keys are kept.
 
     Attributes:
-        url: as the user wrote it; not in repr, since one of Redis may hold a password.
+        url: as the user wrote it. Not in repr: one of Redis may hold a password.
         table: of DynamoDB; empty for Redis.
-        region: of the table, where it is not that of SQS.
+        region: of the table, if it is not that of SQS.
     """
 
     url: str = field(repr=False)
@@ -54,10 +53,10 @@ class StoreAddress:
 
 
 def store_retry_seconds(receives_left: int | None) -> int:
-    """Seconds for which a message without a copy is hidden, while the store does not answer.
+    """Seconds to hide a message without a copy while the store does not answer.
 
-    Each wait is a receive, and after the last one that its redrive policy allows SQS moves the message to the
-    dead-letter queue, unrun: the fewer are left, the longer it waits. `None`: there is no such policy.
+    The fewer receives its redrive policy leaves, the longer it waits: after the last one SQS would move it to
+    the dead-letter queue without a run. `None`: there is no such policy.
     """
     if receives_left is None:
         return STORE_RETRY_SECONDS
@@ -87,7 +86,7 @@ def store_address(name: str, value: Any) -> StoreAddress:
 
 
 def key_of(task: str, given: Any) -> str:
-    """The name in the store of the key that `exclusive` returned, a text or a whole number.
+    """Name the key that `exclusive` returned, a text or a whole number, in the store.
 
     Raises:
         ExclusiveKeyError: it is anything else, is empty or too long.
@@ -110,13 +109,8 @@ def key_of(task: str, given: Any) -> str:
 
 
 def seconds_to_wait(lease_left: float) -> int:
-    """How long to hide a message until another run's lease would lapse, in whole seconds."""
+    """Whole seconds to hide a message until another run's lease lapses."""
     return max(1, min(math.ceil(lease_left), VISIBILITY_HORIZON_SECONDS))
-
-
-def is_same_message(owner: str, message_id: str) -> bool:
-    """Whether an owner is a run of that message: SQS has delivered it twice, or the worker has died."""
-    return message_of(owner) == message_id
 
 
 def message_of(owner: str) -> str:
@@ -125,5 +119,5 @@ def message_of(owner: str) -> str:
 
 
 def owner_of(message_id: str, run: str) -> str:
-    """The name of an owner; `run` is fresh for each run."""
+    """Name an owner; `run` is unique."""
     return f"{message_id}/{run}"

@@ -1,8 +1,7 @@
-"""Liveness and readiness of a worker, judged from its parts' reports of progress.
+"""Liveness and readiness of a worker.
 
-A worker is live while each part does its work in time: also during an outage of SQS, which a restart does not
-end, while it waits for its queues, while its pool is full and while it shuts down. It is ready while it may
-expect messages, and runs them.
+A worker is live while each part does its work in time; an outage of SQS, a wait for its queues, a full pool
+and a shutdown leave it live, since a restart would not help. It is ready while it receives and runs messages.
 """
 
 from __future__ import annotations
@@ -12,18 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-#: Celery's event loop comes round every ten seconds at the least (kombu/asynchronous/hub.py: `fire_timers`);
-#: the supervisor does twice a second, and replaces stuck threads of the others after 20 s.
+#: Celery's event loop turns at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`), the
+#: supervisor's twice a second; it replaces stuck threads after 20 s.
 LATE_SECONDS: Final = 30.0
 
 #: A poll that hangs is given up, and another thread polls, up to 20 times, before polls stop altogether.
 POLL_LATE_SECONDS: Final = 120.0
 
-
-#: A pool's process that is replaced may import for a while before it takes a run.
+#: A new process of the pool may import for a while before it takes a run.
 HANDOVER_LATE_SECONDS: Final = 60.0
 
-#: A message may be decoded for a while, where a `message_adapter` asks others.
+#: Decoding may take long if a `message_adapter` makes requests.
 FORGOTTEN_SECONDS: Final = 120.0
 
 
@@ -37,23 +35,19 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class PollingFacts:
-    """The polling of a queue: for how many seconds it has been late, whether SQS has accepted it ever.
-
-    While somebody has `paused` it none is due. `hidden` is the number of its messages that the worker has
-    hidden for a retry, an ETA or a key, `polling.MAX_EXPECTED` at the most.
-    """
+    """The polling of a queue."""
 
     queue: str
-    late: float = 0.0
-    accepted: bool = True
+    late: float = 0.0  # seconds
+    accepted: bool = True  # whether SQS ever accepted a poll
     error: str = ""  # the latest, in an outage
-    paused: bool = False
-    hidden: int = 0
+    paused: bool = False  # by an operator: no poll is due
+    hidden: int = 0  # messages hidden for a retry, an ETA or a key, up to `polling.MAX_EXPECTED`
 
 
 @dataclass(frozen=True)
 class DutyFacts:
-    """Duty of threads, as in "extends messages", and for how many seconds it has been late."""
+    """A duty of threads, such as "extends messages", and for how many seconds it has been late."""
 
     does: str
     late: float = 0.0
@@ -61,18 +55,18 @@ class DutyFacts:
 
 @dataclass(frozen=True)
 class WaitingFacts:
-    """Tasks that Celery wants its pool to run, at an instant at which nothing runs.
+    """Tasks that wait for the pool while it runs nothing.
 
     Attributes:
-        begun: how many runs have begun so far.
-        tasks: their ids.
+        begun: the number of runs that have begun.
+        tasks: the ids of those that wait.
     """
 
     begun: int
     tasks: frozenset[str]
 
     def still(self, earlier: WaitingFacts) -> bool:
-        """Whether a task that waited earlier still waits, and no task has begun since."""
+        """Returns whether a task that waited earlier still waits, and none has begun since."""
         return self.begun == earlier.begun and bool(self.tasks & earlier.tasks)
 
 
@@ -82,13 +76,13 @@ class WorkerFacts:
 
     Attributes:
         phase: between its start and its end.
-        loop: seconds since Celery's event loop last came round; 0 where a task has the main thread (solo).
-        processes: how many of the pool live; `None` in a pool without.
-        handover: seconds for which tasks have waited for a pool that ran none, as far as probes have seen.
-        wanted_processes: how many it is to have, which autoscaling sets; `None` if it does not say.
+        loop: seconds since the last turn of Celery's event loop; 0 while a task has the main thread (solo).
+        processes: the number of live processes of the pool; `None` in a pool without processes.
         polls: of each queue that it consumes.
         duties: of its other threads.
-        forgotten: seconds for which it has held messages alone that no part of it will run or give back.
+        wanted_processes: the number that autoscaling wants; `None` if unknown.
+        handover: seconds for which tasks have waited for a pool that ran none, as far as probes saw.
+        forgotten: seconds for which it has held only messages that no part of it will run or give back.
     """
 
     phase: Phase
@@ -103,14 +97,14 @@ class WorkerFacts:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether all is well, and the reason in one line."""
+    """An answer to a probe, with the reason in one line."""
 
     ok: bool
     reason: str
 
 
 def liveness(facts: WorkerFacts) -> Verdict:
-    """Whether the worker makes progress; if not, a restart helps."""
+    """Judge whether the worker makes progress; if not, a restart helps."""
     if facts.phase is not Phase.RUNNING:
         return Verdict(ok=True, reason=f"live: {facts.phase.value}")
     if trouble := "; ".join(_stuck(facts)):
@@ -119,7 +113,7 @@ def liveness(facts: WorkerFacts) -> Verdict:
 
 
 def readiness(facts: WorkerFacts) -> Verdict:
-    """Whether messages that arrive are run soon."""
+    """Judge whether the worker runs messages that arrive."""
     alive = liveness(facts)
     if not alive.ok:
         return alive

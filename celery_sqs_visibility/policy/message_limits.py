@@ -22,36 +22,35 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: The only data type we send.
-DATA_TYPE = "String"
+DATA_TYPE: Final = "String"
 
-_ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-#: The largest payload in S3. A worker has several in memory, each more than once while it is decoded.
+#: The largest payload in S3. A worker has several in memory, each more than once during decoding.
 PAYLOAD_BYTES: Final = 64 * MESSAGE_BYTES
 
-#: SQS's sentence about a message larger than the queue's MaximumMessageSize: a sender may lack the permission
-#: to read that attribute.
+#: SQS's error about the queue's MaximumMessageSize, an attribute that a sender may lack permission to read.
 _LIMIT: Final = re.compile(r"must be shorter than (\d+) bytes")
 
 
-def legal(text: str) -> str:
-    r"""The text, its illegal characters written as in a Python literal: `\x00`, `\ud800`."""
+def escape_illegal(text: str) -> str:
+    r"""Write illegal characters as in a Python literal: `\x00`, `\ud800`."""
     return _ILLEGAL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def beginning(text: str, most: int) -> str:
-    """The text, cut to `most` characters."""
+def truncated(text: str, most: int) -> str:
+    """Cut the text to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def last_lines(text: str, most: int, line_length: int) -> str:
-    """The last whole lines, `most` characters in all; a line is cut to `line_length`.
+    """Keep the last whole lines, `most` characters in all, each cut to `line_length`.
 
     A traceback that ends with a very long message keeps some frames.
     """
     kept: list[str] = []
     for line in reversed(text.splitlines()):
-        kept.append(beginning(line, line_length))
+        kept.append(truncated(line, line_length))
         most -= len(kept[-1]) + 1
         if most < 0:
             kept.pop()
@@ -60,7 +59,7 @@ def last_lines(text: str, most: int, line_length: int) -> str:
 
 
 def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int:
-    """Bytes of a message as SQS counts them: the body, and of each attribute its name, type and value."""
+    """Count a message's bytes as SQS does: the body, and each attribute's name, type and value."""
     # Nearly all bodies are ASCII: encoding them only to count would be slow.
     total = len(body) if body.isascii() else len(body.encode("utf-8", "surrogatepass"))
     for name, attribute in attributes.items():
@@ -71,7 +70,7 @@ def message_bytes(body: str, attributes: Mapping[str, Mapping[str, Any]]) -> int
 
 
 def is_selected(name: str, patterns: Iterable[str]) -> bool:
-    """Whether MessageAttributeNames, `patterns`, select an attribute: "All", ".*", "prefix.*" or its name."""
+    """Returns whether MessageAttributeNames select an attribute: "All", ".*", "prefix.*" or its name."""
     return any(
         pattern in {"All", ".*", name} or (pattern.endswith(".*") and name.startswith(pattern[:-2]))
         for pattern in patterns
@@ -79,7 +78,7 @@ def is_selected(name: str, patterns: Iterable[str]) -> bool:
 
 
 def limit_in(error: SQSError) -> int | None:
-    """The queue's MaximumMessageSize, where SQS refused a message because of it."""
+    """The queue's MaximumMessageSize, if SQS refused a message because of it."""
     told = _LIMIT.search(str(error)) if isinstance(error, RequestRefusedError) else None
     return int(told[1]) if told else None
 
@@ -116,18 +115,18 @@ def payload_too_large(queue: str, size: int) -> MessageTooLargeError:
 _ID: Final = re.compile(r"[!-~]{1,128}")
 _NOT_OF_AN_ID: Final = re.compile(r"[^!-~]")
 
-#: The headers of a task that are a person's own text, and end in logs, results and dead letters.
+#: The headers of a task that a person may have named. They appear in logs, results and dead letters.
 _NAMES: Final = ("id", "shadow", "group")
 
-#: As `worker/validation.py` refuses.
-UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+#: Characters that workers refuse in these.
+CONTROL_CHARACTERS: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_id(name: str, value: Any, queue: str) -> str:
-    """The value as text, if SQS takes it as that property of a message.
+    """Return the value as text, if SQS takes it as that property of a message.
 
     Raises:
-        InvalidIdError: SQS refuses it, and with it all messages of its batch.
+        InvalidIdError: SQS would refuse it, and with it all messages of its batch.
     """
     text = str(value)
     if _ID.fullmatch(text):
@@ -143,11 +142,7 @@ def checked_id(name: str, value: Any, queue: str) -> str:
 
 
 def check_names(headers: Mapping[str, Any]) -> None:
-    """Check what a person may have named in a task's headers.
-
-    Raises:
-        InvalidIdError: no worker would run the task.
-    """
+    """Raise `InvalidIdError` for a name in a task's headers with which no worker would run the task."""
     for name in _NAMES:
         value = headers.get(name)
         if value is None or (isinstance(value, str) and value.isprintable()):
@@ -158,7 +153,7 @@ def check_names(headers: Mapping[str, Any]) -> None:
                 f"expected the {name} of task {headers['task']!r} to be text, got {value!r} of type {kind}: "
                 f"give {str(value)!r}"
             )
-        if found := UNPRINTABLE.search(value):
+        if found := CONTROL_CHARACTERS.search(value):
             raise InvalidIdError(
                 f"expected the {name} of task {headers['task']!r} to have no control characters, got "
                 f"{value[:200]!r}, with {found[0]!r} at {found.start()}"
@@ -170,10 +165,10 @@ _AS_LISTS: Final = bytes.maketrans(b"{}", b"[]")
 _STEPS: Final = {ord("["): 1, ord("]"): -1}
 _NO_MARKS: Final = bytes(set(range(256)) - set(b'[]{}"'))
 
-#: The most lists and objects of a content. Each takes 60 bytes of memory or more: at the worst 100 MB in all.
+#: The most lists and objects in a message. Each takes 60 bytes of memory or more: at worst 100 MB in all.
 MAX_CONTAINERS: Final = 500_000
 
-#: The most levels: Python's limit of recursion lets a pool's process unpickle no deeper structure.
+#: The most levels: a pool's process could not unpickle deeper ones, because of Python's recursion limit.
 MAX_NESTING: Final = 400
 
 #: JSON with no more brackets than this is within the bounds, and is not measured.
@@ -187,10 +182,10 @@ _MARKS_IN_TEXT: Final = re.compile(rb'"[^"]*"?')
 def check_json(
     content: str | bytes, max_containers: int = MAX_CONTAINERS, max_nesting: int = MAX_NESTING
 ) -> None:
-    """Measure JSON before it is decoded. Content that has too few brackets for any bound is only counted.
+    """Measure JSON before it is decoded, in time linear in its length.
 
     Raises:
-        TooLargeError: it holds more lists and objects, or is nested deeper, than may be.
+        TooLargeError: it holds too many lists and objects, or is nested too deep.
     """
     if isinstance(content, str):
         opened = content.count("[") + content.count("{")
@@ -205,13 +200,13 @@ def check_json(
 
 
 def check_count(counted: int, most: int = MAX_CONTAINERS) -> None:
-    """Raise `TooLargeError` for more lists and objects than may be."""
+    """Raise `TooLargeError` for too many lists and objects."""
     if counted > most:
         raise TooLargeError(f"it holds {counted:,} lists and objects, and {most:,} are read")
 
 
 def too_deep(most: int = MAX_NESTING) -> TooLargeError:
-    """The error for content that is nested deeper than may be."""
+    """The error for content that is nested too deep."""
     return TooLargeError(f"its lists and objects are nested more than {most:,} levels deep")
 
 

@@ -42,7 +42,7 @@ KOMBU_OPTIONS: Final = frozenset(
     }
 )
 
-#: Those that kombu adds to a connection's, as it publishes with a retry policy.
+#: Those that kombu adds to a connection's options when it publishes with a retry policy.
 RETRY_POLICY: Final = frozenset({"interval_max", "interval_start", "interval_step", "max_retries"})
 
 _CREDENTIALS = (
@@ -117,17 +117,17 @@ _NAMES = {
 
 
 def option_name(field_name: str) -> str:
-    """The name a user writes for a field of `Options`."""
+    """The name that users write for a field of `Options`."""
     return _NAMES.get(field_name, field_name)
 
 
 def set_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The keys that are set, as kombu sees it, and their values."""
+    """The keys that are set: kombu ignores `None` and ""."""
     return {key: inner for key, inner in value.items() if inner is not None and inner != ""}
 
 
 def together(errors: Sequence[OptionError]) -> OptionError:
-    """One error that says all of these, each once."""
+    """One error with the sentences of all, each once."""
     said = [sentence for error in errors for sentence in error.sentences or (str(error),)]
     sentences = tuple(dict.fromkeys(said))
     if len(sentences) == 1:
@@ -139,7 +139,7 @@ def together(errors: Sequence[OptionError]) -> OptionError:
 
 
 def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
-    """What the steps return. Raises one `OptionError` with the sentences of all that fail so."""
+    """Call the steps, and return their results. Raises one `OptionError` for all that fail so."""
     done, errors = [], []
     for step in steps:
         try:
@@ -152,20 +152,20 @@ def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def unknown(noun: str, name: object, valid: Collection[str]) -> OptionError:
-    """The error about a name that is none of the valid ones."""
+    """The error about a name that is not valid."""
     near = difflib.get_close_matches(str(name), valid, n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"valid ones are: {', '.join(valid)}"
     return OptionError(f"unknown {noun}: {hint}")
 
 
 def check_keys(where: str, given: Iterable[Any], valid: Collection[str], noun: str = "key") -> None:
-    """Refuse the keys that are none of the valid ones. No value is shown: it may be a secret."""
+    """Refuse invalid keys. No value is shown: it may be secret."""
     if wrong := [unknown(f"{noun} {key!r} in {where}", key, valid) for key in given if key not in valid]:
         raise together(wrong)
 
 
 def check_spelling(where: str, given: Iterable[Any], known: Collection[str], noun: str) -> None:
-    """Refuse a key that is nearly a known one. Others pass, since AWS may have new ones."""
+    """Refuse a key that resembles a known one. Others pass: AWS may have added them."""
     for key in given:
         if key not in known and difflib.get_close_matches(str(key), known, n=1, cutoff=MISSPELT):
             raise unknown(f"{noun} {key!r} in {where}", key, known)
@@ -191,7 +191,7 @@ EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
 LOOPBACK: Final = "127.0.0.1"
-LAST_PORT: Final = 65535
+MAX_PORT: Final = 65535
 ADDRESS: Final = re.compile(
     r"(\[(?P<ipv6>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%[^]/\s]+)?)\]|(?P<host>[^]:/\s[]*)):(?P<port>[0-9]{1,5})"
 )
@@ -199,7 +199,7 @@ ADDRESS: Final = re.compile(
 PAYLOAD_URL: Final = re.compile(r"s3://(?P<bucket>[A-Za-z0-9._-]+)(/(?P<prefix>.*))?", re.DOTALL)
 
 #: S3's longest key has 1024 bytes, and a UUID follows the prefix.
-PREFIX_BYTES = 900
+MAX_PREFIX_BYTES: Final = 900
 
 #: Makes an option's value of its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
@@ -211,17 +211,16 @@ def option(
     """A field of `Options`.
 
     Args:
-        default: its value where the user gives none.
-        parse: makes the value of what the user wrote.
-        doc: its meaning, and when somebody changes it, in sentences.
-        shown_default: the default in the reference, where `repr(default)` does not say it.
-        internal: whether it is for tests and measurements, and not in the reference.
+        default: its value if the user gives none.
+        parse: parses what the user wrote.
+        doc: its meaning, and when to change it.
+        shown_default: the default in the reference, if it is not `repr(default)`.
+        internal: whether it is left out of the reference.
     """
-    shown = repr(default) if shown_default is None else shown_default
     metadata = {
         "parse": parse,
         "doc": doc,
-        "default": shown,
+        "default": repr(default) if shown_default is None else shown_default,
         "bounds": getattr(parse, "bounds", ""),
         "internal": internal,
     }
@@ -231,7 +230,7 @@ def option(
 
 
 class HTTPAddress(NamedTuple):
-    """Where a worker listens: the host's name or address, without brackets, and the port."""
+    """The host, without brackets, and the port at which a worker listens."""
 
     host: str
     port: int
@@ -242,11 +241,11 @@ class HTTPAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Seconds:
-    """A duration within bounds, also as text, as from the environment."""
+    """A duration within bounds, also as text, as in the environment."""
 
     low: float
     high: float
-    whole: bool = False
+    whole: bool = False  # whether it must be whole; then the value is an `int`
     why: str = ""
     zero: bool = False  # whether 0 is allowed below `low`
     clamp: bool = False  # whether more than `high` means `high`
@@ -257,7 +256,6 @@ class Seconds:
         return ("0, or " if self.zero else "") + f"{self.low:.12g} to {self.high:.12g}"
 
     def __call__(self, name: str, value: Any) -> float:
-        """The seconds, an `int` if they must be whole."""
         seconds = number(name, value)
         if self.clamp and seconds > self.high:
             seconds = self.high
@@ -288,7 +286,6 @@ class Whole:
         return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
 
     def __call__(self, name: str, value: Any) -> int:
-        """The number."""
         with suppress(TypeError, ValueError, OverflowError):
             number = int(value)
             refused = isinstance(value, bool if self.floats else (bool, float))
@@ -310,7 +307,6 @@ class OneOf:
         return " or ".join(f"`{word!r}`" for word in self.words)
 
     def __call__(self, name: str, value: Any) -> str:
-        """The word."""
         if value not in self.words:
             raise OptionError(f"expected {name} to be {' or '.join(map(repr, self.words))}, got {value!r}")
         return str(value)
@@ -322,7 +318,6 @@ class ExporterNames:
     bounds = ", ".join(f"`{name!r}`" for name in EXPORTERS)
 
     def __call__(self, name: str, value: Any) -> tuple[str, ...]:
-        """Their names."""
         names = value.replace(",", " ").split() if isinstance(value, str) else value
         if not isinstance(names, list | tuple | set) or not set(names) <= set(EXPORTERS):
             raise OptionError(f"expected {name} to be some of {', '.join(EXPORTERS)}, got {value!r}")
@@ -338,7 +333,7 @@ def number(name: str, value: Any) -> float:
 
 
 def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
-    """Take values of a type, which the error calls `noun`."""
+    """Make a parser that takes values of a type; the error calls it `noun`."""
 
     def parse(name: str, value: Any) -> Any:
         if not isinstance(value, expected):
@@ -353,7 +348,8 @@ def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
 def delay(name: str, value: Any) -> DelayRule | None:
     """An `error_visibility_timeout`: as `parse_delay` takes it, numbers as text, or a dotted path."""
     if isinstance(value, str):
-        value = number(name, value) if value.strip()[:1].isdigit() else _imported(name, value)
+        noun = "seconds, a list of seconds or the dotted path of a callable"
+        value = number(name, value) if value.strip()[:1].isdigit() else imported(name, value, noun)
     elif isinstance(value, (list, tuple)):
         items = enumerate(value)
         value = [number(f"{name}[{i}]", item) if isinstance(item, str) else item for i, item in items]
@@ -363,12 +359,8 @@ def delay(name: str, value: Any) -> DelayRule | None:
         raise OptionError(str(error)) from None
 
 
-def _imported(name: str, path: str) -> Any:
-    return imported(name, path, "seconds, a list of seconds or the dotted path of a callable")
-
-
 def imported(name: str, path: str, noun: str) -> Any:
-    """The object at a dotted path; where there is none, the error says that `noun` is expected."""
+    """Import the object at a dotted path; the error says that `noun` is expected."""
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -385,7 +377,7 @@ when_lost = OneOf(("continue", "terminate"))
 
 
 def queue_name(name: str, value: Any) -> str:
-    """The name of a queue as Celery knows it: no ARN, no URL."""
+    """Celery's name of a queue: no ARN, no URL."""
     if any(mark in text(name, value) for mark in ":/"):
         raise OptionError(
             f"expected {name} to be the name of a queue, not an ARN or a URL, got {value!r}; "
@@ -395,7 +387,7 @@ def queue_name(name: str, value: Any) -> str:
 
 
 def account(name: str, value: Any) -> str:
-    """The number of an AWS account: text, since a number may begin with 0."""
+    """The number of an AWS account, as text: it may begin with 0."""
     if isinstance(value, str) and re.fullmatch("[0-9]{12}", value):
         return value
     raise OptionError(f"expected {name} to be the 12 digits of an AWS account, as text, got {value!r}")
@@ -404,11 +396,10 @@ def account(name: str, value: Any) -> str:
 def queue_attributes(name: str, value: Any) -> dict[str, str]:
     """Attributes of CreateQueue, as SQS takes them: text, a policy as JSON."""
     check_spelling(name, mapping(name, value), ATTRIBUTES, "attribute")
-    return {str(key): _attribute(inner) for key, inner in value.items()}
-
-
-def _attribute(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, (bool, dict, list)) else str(value)
+    return {
+        str(key): json.dumps(inner) if isinstance(inner, (bool, dict, list)) else str(inner)
+        for key, inner in value.items()
+    }
 
 
 def tags(name: str, value: Any) -> dict[str, str]:
@@ -417,14 +408,14 @@ def tags(name: str, value: Any) -> dict[str, str]:
 
 
 def dotted_path(name: str, value: Any) -> str:
-    """The path of a callable, `package.module:name`, which is not imported here."""
+    """The path of a callable, `package.module:name`. It is not imported here."""
     if not PATH.fullmatch(text(name, value)):
         raise OptionError(f"expected {name} to be {CALLABLE}, got {value!r}")
     return str(value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or False, also as text or as 0 or 1."""
+    """A bool, also as text, or 0 or 1."""
     flags = {"true": True, "1": True, "false": False, "0": False}
     try:
         return flags[str(value).strip().lower()]
@@ -433,33 +424,35 @@ def flag(name: str, value: Any) -> bool:
 
 
 def control_prefix(name: str, value: Any) -> str:
-    """The beginning of the names of control queues: only characters that SQS takes."""
+    """The prefix of control queues: only characters that SQS takes."""
     if not re.fullmatch("[A-Za-z0-9_-]+", text(name, value)):
         raise OptionError(f"expected {name} to have letters, digits, hyphens and underscores, got {value!r}")
     return str(value)
 
 
 def http_address(name: str, value: Any) -> HTTPAddress:
-    """The address of a TCP port, with the loopback's where none is given."""
+    """The address of a TCP port, on the loopback interface by default."""
     found = ADDRESS.fullmatch(value) if isinstance(value, str) else None
-    if not found or not 0 < int(found["port"]) <= LAST_PORT:
+    if not found or not 0 < int(found["port"]) <= MAX_PORT:
         raise OptionError(
             f"expected {name} to be 'HOST:PORT', as '0.0.0.0:8080' or '[::]:8080', or ':PORT' for this host "
-            f"alone, with a port from 1 to {LAST_PORT}, got {value!r}"
+            f"alone, with a port from 1 to {MAX_PORT}, got {value!r}"
         )
     return HTTPAddress(found["ipv6"] or found["host"] or LOOPBACK, int(found["port"]))
 
 
 def payload_store(name: str, value: Any) -> ReadablePayloads:
-    """A bucket in S3, and the beginning of keys: their text as it is, without quotes."""
+    """A bucket in S3 and a prefix of keys, which is not unquoted."""
     found = PAYLOAD_URL.fullmatch(text(name, value))
     if not found:
         raise OptionError(
             f"expected {name} to be a URL as 's3://BUCKET' or 's3://BUCKET/PREFIX/', got {value!r}"
         )
     prefix = found["prefix"] or ""
-    if (size := len(prefix.encode())) > PREFIX_BYTES:
-        raise OptionError(f"expected the prefix in {name} to have at most {PREFIX_BYTES} bytes, got {size}")
+    if (size := len(prefix.encode())) > MAX_PREFIX_BYTES:
+        raise OptionError(
+            f"expected the prefix in {name} to have at most {MAX_PREFIX_BYTES} bytes, got {size}"
+        )
     return ReadablePayloads(found["bucket"], prefix)
 
 

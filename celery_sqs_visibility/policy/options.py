@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache, partial
@@ -63,7 +63,7 @@ from celery_sqs_visibility.policy.retries import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name"]
 
-#: The most queues whose options are kept at hand: queues of replies have ever new names.
+#: The most queues whose options are cached: queues of replies always have new names.
 KEPT_QUEUES: Final = 1000
 
 _HORIZON = " (SQS's 12 hours)"
@@ -79,11 +79,11 @@ MAX_WEIGHT: Final = 1000
 #: More runs at once than any worker has.
 MAX_RUNNING: Final = 10_000
 
-#: Most bytes of a decompressed body by default, a small multiple of SQS's limit for a compressed one. At the
-#: worst a run takes 250 MB (short texts in JSON), or 400 MB (in MessagePack): tests/worker/test_bombs.py.
+#: The most bytes of a decompressed body by default. At worst a run takes 250 MB (short texts in JSON), or
+#: 400 MB (in MessagePack): tests/worker/test_bombs.py.
 DECOMPRESSED_BYTES: Final = 8 * MESSAGE_BYTES
 
-#: How often queues are counted: where workers agree on one that counts, and where each of them counts.
+#: How often queues are counted: by one worker for all, or by each of them.
 SAMPLE_SECONDS: Final = 60.0
 SAMPLE_ALONE_SECONDS: Final = 300.0
 
@@ -155,19 +155,19 @@ class SharedOptions:
     )
 
     def __post_init__(self) -> None:
-        all_of((self._check_heartbeat, self._check_polling))
+        if errors := [OptionError(sentence) for sentence in self.contradictions()]:
+            raise together(errors)
 
-    def _check_heartbeat(self) -> None:
+    def contradictions(self) -> Iterator[str]:
+        """A sentence for each contradiction between these options."""
         if self.heartbeat_interval >= self.visibility_timeout:
-            raise OptionError(
+            yield (
                 "expected heartbeat_interval to be less than visibility_timeout "
                 f"({self.visibility_timeout}), got {self.heartbeat_interval:g}: a message has to be extended "
                 "before it comes back"
             )
-
-    def _check_polling(self) -> None:
         if self.polling_interval_max < self.polling_interval:
-            raise OptionError(
+            yield (
                 f"expected polling_interval_max to be at least polling_interval ({self.polling_interval:g}), "
                 f"got {self.polling_interval_max:g}"
             )
@@ -178,7 +178,7 @@ class QueueOptions(SharedOptions):
     """The options of one queue, checked.
 
     Attributes:
-        place: the queue's entry in the option `queues`, counted from 0; queues without one come after all.
+        place: of the queue's entry in the option `queues`, from 0; queues without an entry come last.
     """
 
     weight: int = option(1, Whole(1, MAX_WEIGHT), "Its share of the turns under queue_order 'weighted'.")
@@ -198,48 +198,42 @@ Entries = Mapping[str, Mapping[str, Any]]
 def queue_entries(name: str, value: Any) -> Entries:
     """The option `queues`: a mapping of names or globs to mappings of options."""
     given = instance_of(Mapping, "a mapping of queues to their options")(name, value)
-    entries = all_of(
-        partial(lambda glob, own: (_glob(name, glob), _entry(f"{name}[{glob!r}]", own)), glob, own)
-        for glob, own in given.items()
-    )
-    return dict(entries)
+    return dict(all_of(partial(_entry, name, glob, own) for glob, own in given.items()))
 
 
-def _glob(name: str, glob: Any) -> str:
-    return str(instance_of(str, "a mapping whose keys are names of queues, or globs")(name, glob))
-
-
-def _entry(name: str, options: Any) -> dict[str, Any]:
+def _entry(option: str, glob: Any, options: Any) -> tuple[str, dict[str, Any]]:
+    instance_of(str, "a mapping whose keys are names of queues, or globs")(option, glob)
+    name = f"{option}[{glob!r}]"
     declared = {f.name: f.metadata["parse"] for f in fields(QueueOptions) if f.metadata}
     given = instance_of(Mapping, "a mapping of options")(name, options)
     check_keys(name, given, sorted(declared), "option")
-    return _parsed(declared, given, lambda key: f"{name}[{key!r}]")
+    return glob, _parsed(declared, given, lambda key: f"{name}[{key!r}]")
 
 
 def _parsed(
     parsers: Mapping[str, Parser], given: Mapping[str, Any], shown: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The values of the options that are set; an error calls an option as `shown`."""
+    """Parse the options that are set; errors name an option as `shown`."""
     given = {name: value for name, value in set_keys(given).items() if name in parsers}
     parsed = all_of(partial(parsers[name], shown(name), value) for name, value in given.items())
     return dict(zip(given, parsed, strict=True))
 
 
 def entry_for(entries: Entries, queue: str) -> str | None:
-    """The key of the queue's entry: its own name, or else the first glob that matches."""
+    """The key of the queue's entry: its own name, or the first glob that matches."""
     if queue in entries:
         return queue
     return next((glob for glob in entries if fnmatchcase(queue, glob)), None)
 
 
 def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) -> QueueOptions:
-    """The entry's own options, and the `shared` ones; with `None`, of a queue that has no entry.
+    """The entry's own options and the `shared` ones; `None` is for queues without an entry.
 
     Raises:
         OptionError: they contradict each other.
     """
     own = {} if glob is None else dict(entries[glob])
-    # Derived from the queue's own. A heartbeat that is off for all stays off.
+    # A heartbeat that is off for all queues stays off.
     if "visibility_timeout" in own and shared.heartbeat_interval:
         own.setdefault("heartbeat_interval", default_heartbeat(own["visibility_timeout"]))
     if "polling_interval" in own:
@@ -254,10 +248,7 @@ def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(SharedOptions):
-    """`broker_transport_options`, checked. Durations are seconds.
-
-    A name with a dash in kombu (`client-config`) has an underscore here.
-    """
+    """`broker_transport_options`, checked. Durations are seconds. Dashes in names are underscores here."""
 
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
@@ -445,7 +436,7 @@ class Options(SharedOptions):
 
     @classmethod
     def known_names(cls) -> frozenset[str]:
-        """The names that `broker_transport_options` may have, those of kombu and Celery among them."""
+        """The names that `broker_transport_options` may have, with those of kombu and Celery."""
         return KOMBU_OPTIONS | {option_name(f.name) for f in fields(cls)}
 
     @classmethod
@@ -470,55 +461,40 @@ class Options(SharedOptions):
         return cls(**_derived_defaults(values) | values)
 
     def __post_init__(self) -> None:
-        all_of(
-            (
-                self._check_exchanges,
-                self._check_tokens,
-                self._check_role,
-                super().__post_init__,
-                self._check_control,
-                self._check_order,
-            )
-        )
-        _ = self._of_entries  # raises where they contradict each other
+        super().__post_init__()
+        _ = self._of_entries  # raises if a queue's options contradict each other
 
-    def _check_order(self) -> None:
-        if self.queue_order == "strict" and not self.queues:
-            raise OptionError(
-                "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
-                "got none"
-            )
-
-    def _check_exchanges(self) -> None:
+    def contradictions(self) -> Iterator[str]:
+        """A sentence for each contradiction between these options."""
         if self.predefined_exchanges and not self.supports_fanout:
-            raise OptionError(
+            yield (
                 "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
                 "it to True, or remove predefined_exchanges"
             )
-
-    def _check_tokens(self) -> None:
         if self.sts_token_buffer_time >= self.sts_token_timeout:
-            raise OptionError(
+            yield (
                 "expected sts_token_buffer_time to be less than sts_token_timeout "
                 f"({self.sts_token_timeout}), got {self.sts_token_buffer_time}: the credentials would be "
                 "renewed without end"
             )
-
-    def _check_role(self) -> None:
         if self.external_id and not self.sts_role_arn:
-            raise OptionError("expected sts_role_arn beside external_id, which means nothing alone")
-
-    def _check_control(self) -> None:
+            yield "expected sts_role_arn beside external_id, which means nothing alone"
+        yield from super().contradictions()
         whole = self.whole_control_prefix
         if self.remote_control and len(whole) > MAX_PREFIX_CHARACTERS:
-            raise OptionError(
+            yield (
                 f"expected queue_name_prefix and control_prefix to have at most {MAX_PREFIX_CHARACTERS} "
                 f"characters in all, since remote_control is set, got {whole!r}: shorten one"
+            )
+        if self.queue_order == "strict" and not self.queues:
+            yield (
+                "expected queues to list the queues, the most urgent first, since queue_order is 'strict', "
+                "got none"
             )
 
     @cached_property
     def for_queue(self) -> OptionsOfQueue:
-        """Gives the options of a queue, by Celery's name of it. Each message asks: so answers are kept."""
+        """Returns the options of a queue, by Celery's name of it. Cached, since each message asks."""
         return lru_cache(KEPT_QUEUES)(lambda name: self._of_entries[entry_for(self.queues, name)])
 
     @cached_property
@@ -530,7 +506,7 @@ class Options(SharedOptions):
 
     @property
     def has_turns(self) -> bool:
-        """Whether a worker's queues have an order, or some of them a limit of their own."""
+        """Whether a worker's queues have an order, or some queue a limit of its own."""
         return self.queue_order != "fair" or any(each.max_running for each in self._of_entries.values())
 
     @property
@@ -545,12 +521,12 @@ class Options(SharedOptions):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics are exported: to a scraper, if possible, where `http_address` alone is set."""
+        """Whether metrics are exported: if only `http_address` is set, to a scraper if possible."""
         return bool(self.metrics) or (self.metrics is None and self.http_address is not None)
 
     @property
     def sample_seconds(self) -> float:
-        """How often a worker that has metrics counts its queues."""
+        """Seconds between two counts of a worker's queues for metrics."""
         return SAMPLE_ALONE_SECONDS if self.coordination_store is None else SAMPLE_SECONDS
 
     @property
@@ -560,23 +536,23 @@ class Options(SharedOptions):
 
     @property
     def whole_control_prefix(self) -> str:
-        """The beginning of the names of control queues, `queue_name_prefix` included."""
+        """The prefix of control queues, `queue_name_prefix` included."""
         return sqs_name(f"{self.queue_name_prefix}{self.control_prefix}")
 
     def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:
-        """The policy for the failures of that task in the queue of Celery's name, if one names the task."""
+        """Kombu's policy for failures of the task in that queue, if one names the task."""
         predefined = predefined_queue(self.predefined_queues, queue, self.queue_name_prefix)
         policy = predefined.backoff if predefined else None
         return policy if policy and task in policy.tasks else None
 
 
 def default_heartbeat(visibility_timeout: float) -> float:
-    """The `heartbeat_interval` of a queue whose user sets none: two extensions may fail."""
+    """The `heartbeat_interval` by default: two extensions may fail."""
     return visibility_timeout / 3
 
 
 def beyond_horizon(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The visibility timeouts beyond SQS's 12 hours, by option, of transport options that were checked."""
+    """The visibility timeouts beyond SQS's 12 hours, by option. The options were checked."""
     name = "visibility_timeout"
     of_queues = {f"queues[{glob!r}]": own for glob, own in (given.get("queues") or {}).items()}
     named = {name: given, **{f"{entry}[{name!r}]": own for entry, own in of_queues.items()}}

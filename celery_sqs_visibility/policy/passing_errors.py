@@ -1,8 +1,7 @@
-"""Errors in reading a message that pass, told from those that the message causes.
+"""Errors in reading a message that are transient, told from those that the message causes.
 
-A message causes only the errors that its bytes lead to. Memory that runs out, a service that does not answer,
-or a stack of ours that is nearly used up is no fault of the message: it can be read later, or by another
-worker.
+Lack of memory, a service that does not answer, or a nearly full stack is no fault of the message: it can be
+read later, or by another worker.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ SYSTEM_ERRORS = (ConnectionError, TimeoutError)
 
 
 def passes(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is no fault of the message. Called where it is caught."""
-    return any(map(_is_of_this_process, _behind(error)))
+    """Returns whether an error, or one that led to it, is transient. Called where it is caught."""
+    return any(map(_is_of_this_process, _causes(error)))
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it; kombu wraps what its decoders raise."""
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and those that led to it: kombu wraps what its decoders raise."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:
@@ -33,7 +32,7 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 def _is_of_this_process(error: BaseException) -> bool:
     if isinstance(error, RecursionError):
-        return _stack_depth() > sys.getrecursionlimit() // 2  # else what was read is nested that deep
+        return _stack_depth() > sys.getrecursionlimit() // 2  # otherwise the message is nested too deep
     if isinstance(error, OSError):
         return error.errno is not None or isinstance(error, SYSTEM_ERRORS)
     return isinstance(error, (MemoryError, SQSError))

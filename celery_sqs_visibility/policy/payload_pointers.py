@@ -1,8 +1,8 @@
 """Pointers to payloads in S3, in the format of Amazon's extended clients for SQS and SNS.
 
-The body of such a message is the pointer: a JSON list of a Java class's name and an object with bucket and
-key. A reserved message attribute has the payload's size in bytes. Sources: the constants of
-amazon-sqs-java-extended-client-lib and payload-offloading-java-common-lib-for-aws.
+The body of such a message is a JSON list of a Java class's name and an object with bucket and key. A reserved
+message attribute has the payload's size in bytes. Sources: amazon-sqs-java-extended-client-lib and
+payload-offloading-java-common-lib-for-aws.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ SIZE_ATTRIBUTE: Final = "ExtendedPayloadSize"
 LEGACY_SIZE_ATTRIBUTE: Final = "SQSLargePayloadSize"
 SIZE_ATTRIBUTES: Final = frozenset({SIZE_ATTRIBUTE, LEGACY_SIZE_ATTRIBUTE})
 
-#: The Java class that a pointer names. Readers, Amazon's and this one, go by the attribute, not by the class.
+#: The Java class that a pointer names. Readers go by the attribute.
 POINTER_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
 
-#: Our own keys end in a UUID and this, other producers' do not.
+#: The end of our own keys, after a UUID.
 OWN_KEY_END: Final = ".celery"
 _OWN_KEY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" + re.escape(OWN_KEY_END) + r"\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class PayloadPointer:
-    """Where the payload of a message is; `body` is the message's body, as it was received."""
+    """The place of a message's payload; `body` is the message's body as received."""
 
     bucket: str
     key: str
@@ -45,7 +45,7 @@ class PayloadPointer:
 class ReadablePayloads:
     """The objects that a pointer may name: those of the bucket whose keys begin with the prefix.
 
-    Whoever may send to the queue could name any object that this process may read.
+    Otherwise a sender could name any object that this process may read.
     """
 
     bucket: str | None = None
@@ -55,11 +55,7 @@ class ReadablePayloads:
         return f"s3://{self.bucket}/{self.prefix}"
 
     def check(self, pointer: PayloadPointer) -> None:
-        """Refuse a pointer to any other object.
-
-        Raises:
-            UnreadableError: it names the object, the option and the remedy.
-        """
+        """Raise `UnreadableError` for a pointer to any other object."""
         if pointer.bucket == self.bucket and pointer.key.startswith(self.prefix):
             return
         remedy = (
@@ -80,30 +76,29 @@ def new_key(prefix: str) -> str:
 
 
 def prefix_of(key: str) -> str | None:
-    """The prefix of a key of `new_key`, whose object one message alone needs; `None` for any other key.
+    """The prefix of a key of `new_key`, whose object belongs to one message; `None` for any other key.
 
-    An object of another producer may have several readers, as with Amazon's extended client for SNS; and
-    whoever may send to the queue could name any object of the bucket.
+    Another producer's object may have several readers, as with Amazon's extended client for SNS.
     """
     own = _OWN_KEY.search(key)
     return key[: own.start()] if own else None
 
 
 def pointer_body(bucket: str, key: str) -> str:
-    """The body of a message whose payload is that object. Without spaces, as the Java library writes it."""
+    """The body of a message whose payload is that object, without spaces, as the Java library writes it."""
     return json.dumps([POINTER_CLASS, {"s3BucketName": bucket, "s3Key": key}], separators=(",", ":"))
 
 
 def size_attribute(payload_bytes: int) -> dict[str, dict[str, str]]:
-    """The message attribute that says a body is a pointer."""
+    """The message attribute that marks a body as a pointer."""
     return {SIZE_ATTRIBUTE: {"DataType": "Number", "StringValue": str(payload_bytes)}}
 
 
 def pointer_in(body: str, attributes: Mapping[str, Any], readable: ReadablePayloads) -> PayloadPointer | None:
-    """The pointer that a received message is; `None` for one with its payload in its body.
+    """The pointer in a received message; `None` if the body is the payload.
 
     Raises:
-        UnreadableError: its attribute says that it is a pointer, and it is none, or its object is not read.
+        UnreadableError: the pointer is invalid, or names an object that is not read.
     """
     if not attributes or SIZE_ATTRIBUTES.isdisjoint(attributes):
         return None

@@ -1,9 +1,8 @@
-"""Polls of a queue: when the next one is due, and of a FIFO queue the attempt that it repeats.
+"""Polls of a queue: when the next one is due, and which ReceiveRequestAttemptId it repeats in a FIFO queue.
 
-The next poll is later while the queue is idle, but not after an expected message.
-A message that becomes visible while a long poll waits needs no poll of its own: SQS answers the waiting one.
-"Long polling lets you consume messages from your Amazon SQS queue as soon as they become available" (Amazon
-SQS Developer Guide), and a message becomes available when its visibility timeout ends.
+Polls of an idle queue are further apart, but none is later than an expected message. A message that becomes
+visible during a long poll needs no poll of its own: "Long polling lets you consume messages from your Amazon
+SQS queue as soon as they become available" (Amazon SQS Developer Guide).
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-#: A hidden message comes back at about its time. Where a poll then does not bring it, the queue is polled
-#: again after these seconds, one after the other. Later it is left to the ordinary polls.
+#: If a poll does not bring an expected message, the queue is polled again after these seconds. Later the
+#: message is left to the ordinary polls.
 FOLLOW_UP_SECONDS: Final = (0.25, 1.0, 2.0)
 
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
 FIRST_SLEEP_SECONDS: Final = 1.0
 
-#: Without a `polling_interval`, polls that bring nothing begin at least this far apart. It matters where they
-#: do not wait: with `wait_time_seconds=0`, or at a FIFO queue at its limit in flight, which answers at once.
+#: Without a `polling_interval`, empty polls begin at least this far apart. It matters where SQS answers at
+#: once: with `wait_time_seconds=0`, or for a FIFO queue at its limit in flight.
 EMPTY_POLL_SECONDS: Final = 1.0
 
 #: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
 ATTEMPT_SECONDS: Final = 300.0
 
-#: Expected messages to remember. Of more, those that come back last are forgotten.
+#: The most expected messages to remember. Those that come back last are forgotten.
 MAX_EXPECTED: Final = 10_000
 
 
@@ -51,7 +50,7 @@ class PollSchedule:
         self._in_order: list[tuple[float, str]] = []  # the same messages: (instant, message id), sorted
 
     def expect(self, message_id: str, at: float) -> bool:
-        """A message that this process hid becomes visible at that instant; whether a poll is due sooner."""
+        """Expect a message that becomes visible at that instant. Returns whether a poll is due sooner."""
         before = self.next_poll()
         self._remember(message_id, at, 0)
         if len(self._expected) > MAX_EXPECTED:
@@ -59,9 +58,9 @@ class PollSchedule:
         return self.next_poll() < before
 
     def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
-        """A poll ended and brought these messages.
+        """Note the end of a poll and the messages that it brought.
 
-        `took` is its duration in seconds; infinite where it was short on purpose.
+        `took` is its duration in seconds; infinite if it was short on purpose.
         """
         self.arrived(message_ids)
         self._follow_up(now)
@@ -75,11 +74,11 @@ class PollSchedule:
                 self._sleep_until = max(self._sleep_until, now - took + EMPTY_POLL_SECONDS)
 
     def poll_now(self) -> None:
-        """The next poll waits for nothing, as the first one."""
+        """Make the next poll due at once."""
         self._sleep, self._sleep_until = self._interval, 0.0
 
     def arrived(self, message_ids: Collection[str]) -> None:
-        """Stop expecting these messages; follow-ups of the others stay as they are."""
+        """Stop expecting these messages."""
         if self._expected:
             for message_id in message_ids:
                 self._forget(message_id)
@@ -90,7 +89,7 @@ class PollSchedule:
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
     def hidden(self, now: float) -> int:
-        """How many messages that this process hid come back later, `MAX_EXPECTED` at the most. Any thread."""
+        """Count the hidden messages that come back later, up to `MAX_EXPECTED`. Any thread."""
         in_order = self._in_order.copy()  # in one step
         return len(in_order) - bisect.bisect_right(in_order, now, key=lambda expected: expected[0])
 
@@ -110,7 +109,7 @@ class PollSchedule:
             del self._in_order[bisect.bisect_left(self._in_order, (at, message_id))]
 
     def _follow_up(self, now: float) -> None:
-        """Expect messages once more that were due and did not come, as often as there are follow-ups."""
+        """Expect again the messages that were due and did not come, once for each follow-up."""
         due = bisect.bisect_right(self._in_order, now, key=lambda expected: expected[0])
         missed, self._in_order = self._in_order[:due], self._in_order[due:]
         for _, message_id in missed:
@@ -130,14 +129,12 @@ class Attempt:
 class Attempts:
     """The attempts to receive from one FIFO queue. Not thread-safe: its owner locks.
 
-    SQS may have handed out messages before its answer was lost. Their groups are closed until their
-    visibility timeout ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: it
-    answers with the same messages and receipt handles, and their visibility timeout begins anew. That holds
-    for five minutes, as long as nobody has deleted the messages or changed their visibility; without the
-    answer nobody could.
+    If the answer to a receive is lost, the groups of its messages are closed until their visibility timeout
+    ends, unless ReceiveMessage is called again with the same ReceiveRequestAttemptId: for five minutes it
+    answers with the same messages and receipt handles, and their visibility timeout begins anew.
 
     Args:
-        visibility_timeout: seconds after which another worker may have the messages anyway; `None`: unknown.
+        visibility_timeout: seconds after which another worker may have the messages; `None` if unknown.
     """
 
     def __init__(self, visibility_timeout: int | None) -> None:
@@ -145,7 +142,7 @@ class Attempts:
         self._unanswered: deque[Attempt] = deque()
 
     def begin(self, now: float) -> Attempt:
-        """The attempt for the next request: one without an answer is repeated."""
+        """Choose the attempt for the next request: one without an answer is repeated."""
         while self._unanswered:
             attempt = self._unanswered.popleft()
             if now - attempt.since < self._lasts:
@@ -153,5 +150,5 @@ class Attempts:
         return Attempt(uuid.uuid4().hex, now)
 
     def unanswered(self, attempt: Attempt) -> None:
-        """A request of this attempt got no answer, so SQS may have handed out messages."""
+        """Note that a request of this attempt got no answer."""
         self._unanswered.append(attempt)

@@ -22,7 +22,7 @@ from celery_sqs_visibility.policy.option_parsers import (
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
-#: The account that a queue belongs to, as the API action GetQueueUrl has it.
+#: The account that owns a queue, as GetQueueUrl calls it.
 OWNER: Final = "QueueOwnerAWSAccountId"
 
 #: The keys of a queue whose values are text, and the fields of `PredefinedQueue` that they are for.
@@ -74,12 +74,12 @@ class BackoffPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PredefinedQueue:
-    """One value of the option. `None` means: as for the connection.
+    """A value of the option. `None` means: as for the connection.
 
     Attributes:
-        url: `None` where SQS is to be asked for it, by the account `owner` and the queue's name.
-        region: the URL's, where the user gives none.
-        owner: the number of the AWS account that the queue belongs to.
+        url: `None` to ask SQS for it, by `owner` and the queue's name.
+        region: the user's, or the URL's.
+        owner: the number of the AWS account that owns the queue.
     """
 
     url: str | None = None
@@ -96,22 +96,22 @@ class PredefinedQueue:
 def predefined_queue(
     queues: Mapping[str, PredefinedQueue], name: str, prefix: str = ""
 ) -> PredefinedQueue | None:
-    """The queue of Celery's name. kombu looks for SQS's name, so users write that; others write Celery's."""
+    """Find a queue by Celery's name or, as kombu does, by SQS's name."""
     return queues.get(name) or queues.get(sqs_name(name, prefix))
 
 
 def name_at_sqs(queues: Mapping[str, PredefinedQueue], name: str, prefix: str = "") -> str:
-    """SQS's name of Celery's queue: that of its URL, if it is predefined with one. No request."""
+    """SQS's name of Celery's queue: that in its URL, if it has one. No request."""
     predefined = predefined_queue(queues, name, prefix)
     url = predefined.url if predefined is not None else None
     return url.rpartition("/")[2] if url else sqs_name(name, prefix)
 
 
 def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]:
-    """The queues by the names that the user wrote.
+    """Parse the option `predefined_queues`: queues by the names that the user wrote.
 
     Raises:
-        OptionError: naming the queue and the key, without a value that may be secret.
+        OptionError: names the queue and the key, never a value that may be secret.
     """
     given = mapping(name, value)
     parsed = all_of(partial(_parse, f"{name}[{queue!r}]", queue, own) for queue, own in given.items())
@@ -179,10 +179,10 @@ def _attempt(name: str, value: Any) -> int:
 
 
 def parse_predefined_exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """The exchanges; the name of each ends with .fifo only if its arn does.
+    """Check the option `predefined_exchanges`.
 
     Raises:
-        OptionError: naming the exchange and the key, without a value that may be secret.
+        OptionError: names the exchange and the key, never a value that may be secret.
     """
     for exchange, settings in mapping(name, value).items():
         where = f"{name}[{exchange!r}]"

@@ -1,6 +1,6 @@
 """How many messages to hold, and how many to ask for now.
 
-On a whiteboard, the tasks that wait in memory for their ETA left out:
+Without the tasks that wait in memory for their ETA:
 
   limit     = slots                          of long tasks, and as long as no task has run
               what runs in PREFETCH_SECONDS  of shorter ones, see `message_limit`
@@ -13,18 +13,18 @@ On a whiteboard, the tasks that wait in memory for their ETA left out:
   an idle queue for       unclaimed / (queues that wait)      if that is,
                           or for 1                            if it is not polled, nor `polls` idle queues are
 
-Where tasks collect messages, as those of celery-batches do, one slot runs many of them: Celery's prefetch
-count takes the place of the slots.
+Tasks that collect messages, as those of celery-batches, run many in one slot: then Celery's prefetch count
+takes the place of the slots.
 
-Where queues have an order, no queue is to wait for what others hold: one that may overtake them asks in any
-case until enough of its own messages wait here (`_to_overtake`). So it takes no turns, and its polls take
-none from those that it overtakes. A queue's own `max_running` bounds all that.
+If queues have an order, a queue that may overtake others asks until enough of its own messages wait here
+(`_to_overtake`), whatever the others hold. It takes no turns, and its polls take none from the others.
+A queue's own `max_running` bounds all that.
 
-A poll waits for 20 seconds. Where there are more queues than `polls`, idle queues take turns of 10 seconds.
+A poll waits for 20 seconds. With more queues than `polls`, idle queues take turns of 10 seconds.
 
-A queue is busy if its last poll brought something, and no poll of it has waited in vain since. The long
-polls of idle queues bring nothing as a rule. So they take no capacity from a busy queue, and their messages
-are bounded: by the capacity there was when they asked, and one message for each of `polls`.
+A queue is busy if its last poll brought something and no poll has waited in vain since. The long polls of
+idle queues seldom bring anything, so they take no capacity from busy queues. Their messages are bounded by
+the capacity at the time of the request, and one message for each of `polls`.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 #: Seconds of work, at the measured pace, that a worker holds beyond the tasks that run.
 PREFETCH_SECONDS: Final = 1.0
 
-#: The measured pace wobbles: it counts only where it is clearly above Celery's own prefetch count.
+#: The measured pace counts only if it exceeds Celery's own prefetch count by this factor.
 WORTHWHILE: Final = 1.5
 
-#: A task that runs this long is long: no message is held that cannot start at once.
+#: Of tasks that run this long, no message is held that cannot start at once.
 LONG_TASK_SECONDS: Final = 1.0
 
 #: Shorter runs are not measured.
 MIN_TASK_SECONDS: Final = 0.001
 
-#: Messages that "no limit" (Celery's prefetch count of 0) means here, well under SQS's 120,000 in flight.
+#: The limit for Celery's prefetch count of 0 ("no limit"), well below SQS's 120,000 in flight.
 UNLIMITED: Final = 10_000
 
-#: Where there are more queues than may be polled at once, each idle queue is polled once in this time: so an
-#: idle queue costs two polls in 20 seconds at the most.
+#: With more queues than may be polled at once, each idle queue is polled once in this time.
 IDLE_QUEUE_PERIOD_SECONDS: Final = 10
 
-#: Messages that were held for this long, as many as there are slots, while nothing runs, are collected.
+#: As many held messages as there are slots, of this age while nothing runs, are being collected.
 COLLECTED_AFTER_SECONDS: Final = 1.0
 
-#: A poll of a busy queue that has brought nothing for this long is not likely to bring anything.
+#: A poll of a busy queue that has waited this long is not likely to bring anything.
 LIKELY_SECONDS: Final = 0.5
 
 
@@ -66,9 +65,10 @@ class Slots:
     """The pool's slots, and what Celery's settings make of them.
 
     Attributes:
-        prefetch_count: that of as many slots, by `worker_prefetch_multiplier`; 0 is unlimited.
-        eta_task_limit: how many tasks may wait for their ETA without a slot; `None`: any.
-        collecting: whether tasks collect messages that no slot runs: Celery's prefetch count counts then.
+        number: of slots.
+        prefetch_count: Celery's, by `worker_prefetch_multiplier`; 0 is unlimited.
+        eta_task_limit: how many tasks may wait for their ETA without a slot; `None`: any number.
+        collecting: whether tasks collect messages that no slot runs.
         idle: whether nothing runs.
     """
 
@@ -80,12 +80,12 @@ class Slots:
 
     @property
     def fillable(self) -> int:
-        """Messages that may be of use at once: as many as there are slots, or as tasks may collect."""
+        """The most messages that can be used at once: for slots, or for tasks that collect them."""
         return max(self.number, self.prefetch_count) if self.collecting else self.number
 
     @property
     def runnable(self) -> int | None:
-        """Messages that Celery may have, those that wait for an ETA or a rate left out; `None`: any."""
+        """The most messages for Celery, without those that wait for an ETA or a rate; `None`: any."""
         if self.prefetch_count <= 0:
             return None
         return self.fillable or BATCH_ENTRIES
@@ -94,11 +94,11 @@ class Slots:
 def message_limit(
     slots: Slots, tasks_per_second: float, task_seconds: float | None, prefetch_seconds: float
 ) -> int:
-    """How many messages the process may hold, besides those that wait for their ETA.
+    """The most messages that the process may hold, besides those that wait for their ETA.
 
-    Of long tasks, and before the first has run, as many as there are slots: another worker could run the
-    others. Of shorter tasks up to Celery's prefetch count, of short ones more: those that run in
-    `prefetch_seconds` at the measured pace. Where tasks collect messages, not less than the prefetch count.
+    Of long tasks, and before the first has run, one for each slot: another worker could run the others. Of
+    shorter tasks up to Celery's prefetch count; of short ones those that run in `prefetch_seconds` at the
+    measured pace. If tasks collect messages, at least the prefetch count.
     """
     if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
         return slots.fillable
@@ -109,7 +109,7 @@ def message_limit(
 
 
 class Snapshot(NamedTuple):
-    """State of a process at one moment: messages held and asked for, and the queue that wants to be polled.
+    """The messages that a process holds and asks for now, and the queue to poll.
 
     No number includes messages that wait for their ETA.
     """
@@ -135,10 +135,10 @@ class Snapshot(NamedTuple):
 
     @property
     def spare(self) -> int:
-        """Messages that idle queues may bring besides those asked for of busy ones.
+        """The messages that idle queues may bring beside those of busy ones.
 
-        As many as can start, and as many more as Celery's prefetch count allows. More where even turns of one
-        second need more polls at once for each queue to have one in `IDLE_QUEUE_PERIOD_SECONDS`.
+        As many as can start, plus what Celery's prefetch count allows; more if otherwise not every queue
+        could be polled once in `IDLE_QUEUE_PERIOD_SECONDS`.
         """
         # Short tasks within the limit keep no slot for long.
         taken = max(0, self.occupied - self.limit) if self.limit > self.slots else self.occupied
@@ -149,7 +149,7 @@ class Snapshot(NamedTuple):
 
     @property
     def in_turn(self) -> int:
-        """Queues that share the polls of idle queues."""
+        """The number of queues that share the polls of idle queues."""
         return self.queues - self.overtakers
 
 
@@ -162,7 +162,7 @@ class Ask:
 
 
 def ask_for(now: Snapshot) -> Ask | None:
-    """The poll that this queue may make now; `None` if it has to wait."""
+    """Choose the poll that this queue may make now; `None` if it has to wait."""
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
@@ -185,16 +185,16 @@ def ask_for(now: Snapshot) -> Ask | None:
 
 
 def _to_overtake(now: Snapshot, ahead: int) -> int:
-    """The messages of a queue that may overtake others, whatever these hold; 0 if enough of it wait here.
+    """The messages of a poll of a queue that may overtake others; 0 if enough of its messages wait here.
 
-    Of long tasks one waits for the next slot, or of many slots one for each ten, of short ones a batch.
+    Enough are one message of long tasks, or one for ten slots, and a batch of short tasks.
     """
     enough = 1 if now.most == 1 else max(1, now.slots // BATCH_ENTRIES, now.limit - now.slots)
     return min(now.most, enough - ahead) if ahead * 2 < enough else 0
 
 
 def _share(now: Snapshot, capacity: int, others: int) -> int:
-    """The messages of a poll that shares this capacity with other queues; 0 if it is not worth a request."""
+    """The messages of a poll that shares the capacity with other queues; 0 if not worth a request."""
     if now.fifo_capacity is not None:
         return max(0, min(capacity, now.fifo_capacity, now.most))
     if capacity < min_worthwhile_messages(now.limit - capacity, now.slots, now.limit):
@@ -203,7 +203,7 @@ def _share(now: Snapshot, capacity: int, others: int) -> int:
 
 
 def min_worthwhile_messages(held: int, slots: int, limit: int) -> int:
-    """The least capacity worth a request: one message while a slot may stand idle, beyond that a full batch.
+    """The least capacity worth a request: one message while a slot may be idle, otherwise a full batch.
 
     A request costs the same for one message as for ten.
     """

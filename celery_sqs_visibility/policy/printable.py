@@ -1,7 +1,7 @@
 r"""Text that somebody else wrote, fit for terminals and logs.
 
-A terminal obeys control characters (C0 and C1, ESC first): they recolour, move or answer. Characters that set
-the direction of text make a line look like another, and so do separators of lines.
+A terminal obeys control characters (C0 and C1). Marks of text direction, and separators of lines, make a line
+look like another.
 """
 
 from __future__ import annotations
@@ -19,21 +19,19 @@ _INDENTATION: Final = "\t\n"
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""The text, such characters written as in a Python literal: `\x1b`, `\u202e`; those of `keep` stay."""
-    return UNPRINTABLE.sub(lambda found: found[0] if found[0] in keep else _escaped(found[0]), text)
+    r"""Write such characters as in a Python literal: `\x1b`, `\u202e`; those of `keep` stay."""
+    return UNPRINTABLE.sub(
+        lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
+    )
 
 
 def printable_lines(text: str) -> str:
-    """The text with its line breaks and tabs, other such characters as in `printable`."""
+    """As `printable`, with line breaks and tabs."""
     return printable(text, keep=_INDENTATION)
 
 
 def printable_json(text: str) -> str:
-    r"""JSON that means the same, such characters written as JSON has them: `\u001b`."""
+    r"""Write such characters as JSON does: `\u001b`."""
     return UNPRINTABLE.sub(
         lambda found: found[0] if found[0] in _INDENTATION else f"\\u{ord(found[0]):04x}", text
     )
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()

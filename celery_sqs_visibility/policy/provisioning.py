@@ -17,16 +17,16 @@ from celery_sqs_visibility.policy.queue_names import (
 )
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
-#: Receives beyond the attempts: releases at deploys, a wait for an ETA.
+#: Receives beyond the attempts: for releases at deploys, and a wait for an ETA.
 SPARE_RECEIVES: Final = 3
 
-#: Celery's default of `max_retries` (celery/app/task.py), where no task says more.
+#: Celery's default of `max_retries` (celery/app/task.py).
 DEFAULT_MAX_RETRIES: Final = 3
 
 #: The largest maxReceiveCount (API_SetQueueAttributes).
 MAX_RECEIVES: Final = 1000
 
-#: Put behind the name of a queue, and before `.fifo`.
+#: Follows the name of a queue, before `.fifo`.
 DEAD_LETTER_SUFFIX: Final = "-dead"
 
 #: Attributes that a dead-letter queue takes over from `sqs-creation-attributes`.
@@ -40,9 +40,9 @@ class QueuePlan:
     Attributes:
         name: Celery's; of a dead-letter queue, SQS's without the prefix.
         sqs_name: SQS's.
-        attributes: as for CreateQueue, but for the redrive policy.
-        dead_letters: SQS's name of its dead-letter queue; `None` where there is none to plan.
-        max_receive_count: of the redrive policy, where there is one to plan.
+        attributes: for CreateQueue, without the redrive policy.
+        dead_letters: SQS's name of its planned dead-letter queue.
+        max_receive_count: of its planned redrive policy.
         tags: the queue's.
     """
 
@@ -55,10 +55,10 @@ class QueuePlan:
 
 
 def required_max_receive_count(max_retries: Iterable[int | None]) -> int:
-    """The least `maxReceiveCount` with which every task of a queue has all its attempts.
+    """The least `maxReceiveCount` that leaves every task of a queue all its attempts.
 
     Args:
-        max_retries: of the tasks whose failures come back in the queue; `None` leaves the end to the queue.
+        max_retries: of the queue's tasks; `None` leaves the end to the queue.
     """
     limits = [limit for limit in max_retries if limit is not None]
     attempts = max(limits, default=DEFAULT_MAX_RETRIES) + 1
@@ -66,12 +66,12 @@ def required_max_receive_count(max_retries: Iterable[int | None]) -> int:
 
 
 def dead_letter_name(queue: str) -> str:
-    """The name for the dead-letter queue of a queue."""
+    """Name the dead-letter queue of a queue."""
     return _alike(queue.removesuffix(FIFO_SUFFIX) + DEAD_LETTER_SUFFIX, queue)
 
 
 def _alike(letters: str, queue: str) -> str:
-    """The name, for a queue of the same kind: SQS redrives FIFO to FIFO, and standard to standard."""
+    """The name with the queue's own suffix: SQS redrives FIFO to FIFO, and standard to standard."""
     return letters.removesuffix(FIFO_SUFFIX) + (FIFO_SUFFIX if queue.endswith(FIFO_SUFFIX) else "")
 
 
@@ -83,7 +83,7 @@ def dead_letter_attributes(name: str) -> dict[str, str]:
 def plan_queues(
     queues: Sequence[str], options: Options, max_retries: Mapping[str, Iterable[int | None]]
 ) -> list[QueuePlan]:
-    """The queues of these names, each after its dead-letter queue.
+    """Plan the queues of these names, each after its dead-letter queue.
 
     Args:
         queues: Celery's names.
@@ -102,7 +102,7 @@ def plan_queues(
 
 
 def why_impossible(plans: Iterable[QueuePlan]) -> str | None:
-    """Why SQS takes not all of these queues, with the remedy; `None` if it does."""
+    """Why SQS refuses one of these queues, with the remedy; `None` if it takes all."""
     plans = list(plans)
     of_letters = {plan.dead_letters for plan in plans}
     for plan in plans:

@@ -19,11 +19,10 @@ from typing import Any, Final, Protocol
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 #: Receives after which an unreadable message is given up, so that its FIFO group goes on: the attempts of a
-#: task that says nothing itself (Celery's default for `max_retries` is 3).
+#: task that sets no `max_retries` (Celery's default is 3).
 UNREADABLE_RECEIVES: Final = 4
 
-#: Seconds from its first receive until it is given up where another worker may know its task, as in a
-#: rolling deploy.
+#: A message whose task another worker may know, as in a rolling deploy, is kept for this long.
 UNKNOWN_TASK_SECONDS: Final = 3600.0
 
 #: Receives beyond the last attempt at which a message is still run: a release counts as a receive, and a
@@ -32,10 +31,10 @@ RELEASES_FORGIVEN: Final = 3
 
 
 def attempts_made(receive_count: int, parks: int, published_retries: int) -> int:
-    """How many attempts came before this one: Celery's `request.retries`.
+    """Count the attempts before this one: Celery's `request.retries`.
 
-    Every receive but the known parks counts as an attempt: a worker that was killed leaves no other trace.
-    `published_retries` are those of the header, of Celery's own retries.
+    Every receive but the known parks counts: a worker that was killed leaves no other trace.
+    `published_retries` are those of Celery's own retries, from the message's header.
     """
     return published_retries + max(0, receive_count - 1 - parks)
 
@@ -43,10 +42,10 @@ def attempts_made(receive_count: int, parks: int, published_retries: int) -> int
 def attempts_allowed(
     retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
 ) -> int | None:
-    """How many attempts a message has in all, as far as this attempt can tell; `None` is no limit.
+    """Count the attempts that a message has in all; `None` is no limit.
 
-    They are `max_retries + 1`, or as many as the queue's `maxReceiveCount` leaves, after which SQS itself
-    moves the message to the dead-letter queue.
+    The limit is `max_retries + 1`, or what the queue's `maxReceiveCount` leaves: after that SQS moves the
+    message to the dead-letter queue.
     """
     limits = [] if max_retries is None else [max_retries + 1]
     if max_receive_count is not None:
@@ -57,30 +56,30 @@ def attempts_allowed(
 def is_last_attempt(
     retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
 ) -> bool:
-    """Whether a failure now is final: see `attempts_allowed`."""
+    """Returns whether a failure now is final."""
     allowed = attempts_allowed(retries, max_retries, receive_count, max_receive_count)
     return allowed is not None and retries + 1 >= allowed
 
 
 def are_spent(retries: int, max_retries: int | None) -> bool:
-    """Whether a message has had its attempts, and more receives than are forgiven as releases."""
+    """Returns whether all attempts are used, and more receives than releases explain."""
     return max_retries is not None and retries - max_retries > RELEASES_FORGIVEN
 
 
 def is_permanently_unreadable(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:
-    """Whether a FIFO queue's message that is no task is given up, so that its group goes on.
+    """Returns whether an unreadable message of a FIFO queue is given up, so that its group goes on.
 
     Args:
         receive_count: of the message.
         seconds_known: since its first receive.
         others_may: whether another worker may know its task.
     """
-    shortest = UNKNOWN_TASK_SECONDS if others_may else 0.0
-    return receive_count >= UNREADABLE_RECEIVES and seconds_known >= shortest
+    kept_for = UNKNOWN_TASK_SECONDS if others_may else 0.0
+    return receive_count >= UNREADABLE_RECEIVES and seconds_known >= kept_for
 
 
 class End(enum.Enum):
-    """How a run of a `VisibilityTask` ended that may have to be repeated."""
+    """How a run of a `VisibilityTask` ended, if the message may come back."""
 
     FAILED = "the task raised an exception"
     RETRIED = "the task called `self.retry()`, which changes nothing but the time"
@@ -89,25 +88,22 @@ class End(enum.Enum):
 
 
 def comes_back_after(end: End, *, retried: bool = True, last: bool = False) -> bool:
-    """Whether its message comes back; else it is given up.
+    """Returns whether the message comes back; otherwise it is given up.
 
     Args:
         end: how the run ended.
-        retried: whether the task retries this exception (`autoretry_for`, `dont_autoretry_for`). Matters to
-            `FAILED` and `LOST` only: the exception of `UNDECIDED` is not the task's.
+        retried: whether the task retries this exception (`autoretry_for`, `dont_autoretry_for`). Only for
+            `FAILED` and `LOST`: the exception of `UNDECIDED` is not the task's.
         last: whether this was the last attempt.
     """
     return not last and (retried or end not in (End.FAILED, End.LOST))
 
 
 class DelayRule(Protocol):
-    """Seconds by attempt and exception."""
+    """A rule for the delay before a retry."""
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """Seconds to hide the message of a run that raised `exc`; `None` leaves it to the next rule.
-
-        `retries` is how many runs failed before: 0 for the first.
-        """
+        """Seconds to hide the message after `retries` earlier failures; `None` leaves it to the next rule."""
         ...
 
 
@@ -118,7 +114,6 @@ class DelayList:
     seconds: tuple[float, ...]
 
     def delay(self, retries: int, exc: BaseException) -> float:  # noqa: ARG002 - the protocol's shape
-        """The entry of this attempt."""
         return self.seconds[min(max(retries, 0), len(self.seconds) - 1)]
 
 
@@ -130,11 +125,11 @@ class DelayFunction:
     longest: float = VISIBILITY_HORIZON_SECONDS
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """The function's seconds, 12 hours at most by default: a steep backoff passes them soon.
+        """The function's seconds, 12 hours at most by default: a steep backoff soon exceeds them.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
-            Exception: whatever the function raises.
+            Exception: the function's own.
         """
         seconds = self.function(retries, exc)
         if seconds is None:
@@ -146,10 +141,10 @@ class DelayFunction:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialBackoff:
-    """A callable for `error_visibility_timeout`: `base * 2 ** retries` seconds, never over `maximum`.
+    """A callable for `error_visibility_timeout`: `base * 2 ** retries` seconds, at most `maximum`.
 
-    With `jitter` (the default) the delay is between half of that and all of it, so that messages that failed
-    together do not come back together.
+    With `jitter` (the default) the delay is between half of that and all of it, so messages that failed
+    together come back apart.
     """
 
     base: float = 1
@@ -164,10 +159,10 @@ class ExponentialBackoff:
 
 
 def parse_delay(name: str, value: Any) -> DelayRule | None:
-    """Make a rule of a setting: `None`, seconds, a sequence of seconds, or `callable(retries, exc)`.
+    """Parse a setting: `None`, seconds, a sequence of seconds, or `callable(retries, exc)`.
 
     Raises:
-        ValueError: with a sentence that names the setting, the value and what is expected.
+        ValueError: names the setting, the value and what is expected.
     """
     if value is None:
         return None
@@ -207,7 +202,7 @@ def _seconds(name: str, value: Any) -> float:
 
 
 def retry_after(exc: BaseException) -> float | None:
-    """Seconds in the exception's attribute `retry_after`: a number, also as text, or a timedelta."""
+    """Read the exception's attribute `retry_after`: seconds, also as text, or a timedelta."""
     try:
         value = getattr(exc, "retry_after", None)
         if isinstance(value, timedelta):
@@ -224,7 +219,7 @@ CELERY_RETRY_DELAY_SECONDS = 180.0
 
 @dataclass(frozen=True, slots=True)
 class DelayRules:
-    """The settings that may apply to a task's failures, first to last.
+    """The settings that may apply to a task's failures, in order of precedence.
 
     Attributes:
         task: the task's `error_visibility_timeout`.
@@ -250,15 +245,15 @@ def choose_delay(
     countdown: float | None = None,
     failed: Callable[[], object] = lambda: None,
 ) -> float | None:
-    """Seconds to hide the message of a failed run; `None` is the rest of its visibility timeout.
+    """Choose how many seconds to hide a failed message; `None` is the rest of its visibility timeout.
 
     Args:
         rules: of the task and the transport.
-        retries: how many runs failed before this one.
+        retries: the number of earlier failures.
         exc: what the run raised.
         explicit: whether the task called `self.retry()`.
         countdown: the seconds that it gave there.
-        failed: logs the error of a user's callable, in its `except` block; the next rule decides then.
+        failed: called in the `except` block of a user's callable that raised; the next rule decides then.
     """
     if countdown is not None:
         return max(0.0, countdown)
@@ -278,5 +273,5 @@ def choose_delay(
 
 
 def whole_seconds(delay: float) -> int:
-    """The delay as SQS takes it, never shorter."""
+    """Round the delay up to whole seconds, as SQS takes it."""
     return math.ceil(delay)

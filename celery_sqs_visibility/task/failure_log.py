@@ -14,7 +14,7 @@ from celery.exceptions import Retry
 from kombu.utils.encoding import safe_repr
 
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.message_limits import beginning
+from celery_sqs_visibility.policy.message_limits import truncated
 from celery_sqs_visibility.policy.printable import printable
 from celery_sqs_visibility.policy.retries import attempts_allowed
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
@@ -45,7 +45,7 @@ def log_failed_attempt(
     """
     expected = bool(task.throws) and isinstance(exc, task.throws)  # a tuple, or one class
     name = request.shadow or task.name
-    error = beginning(printable(safe_repr(exc)), EXCEPTION_CHARACTERS)
+    error = truncated(printable(safe_repr(exc)), EXCEPTION_CHARACTERS)
     told = {
         "name": printable(str(name)),
         "id": printable(str(request.id)),

@@ -19,9 +19,9 @@ from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.event_routes import parse_sqs_event, sqs_event_per
 from celery_sqs_visibility.policy.exclusive import parse_exclusive_ttl
-from celery_sqs_visibility.policy.option_parsers import set_keys, when_exhausted, when_lost
+from celery_sqs_visibility.policy.option_parsers import Seconds, set_keys, when_exhausted, when_lost
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.run_limits import parse_inactivity_timeout
+from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.retries import RetryDecisions
 
 logger = get_logger(__name__)
@@ -70,7 +70,9 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
             "after it; remove acks_late or use another base"
         )
     _refuse_misspelt(cls, known)
-    cls.inactivity_timeout = parse_inactivity_timeout(cls.inactivity_timeout)
+    if cls.inactivity_timeout is not None:
+        parse = Seconds(1, VISIBILITY_HORIZON_SECONDS)
+        cls.inactivity_timeout = parse("inactivity_timeout", cls.inactivity_timeout)
     Options.parse(set_keys({name: getattr(cls, name) for name in TRANSPORT_OPTIONS}))
     if cls.exclusive_ttl is not None:
         parse_exclusive_ttl("exclusive_ttl", cls.exclusive_ttl)

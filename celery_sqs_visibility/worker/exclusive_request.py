@@ -21,7 +21,7 @@ from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import (
     STORE_RETRY_SECONDS,
-    is_same_message,
+    message_of,
     owner_of,
     seconds_to_wait,
     store_retry_seconds,
@@ -175,7 +175,7 @@ class ExclusiveRequest(VisibilityRequest):
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
                 self.log(logger.info, waits, seconds, key, key=key, outcome="waits", seconds=seconds)
                 # An earlier run of the message settles it, and its attempts go on with it: no copy.
-                own = is_same_message(owner, self._message_id)
+                own = message_of(owner) == self._message_id
                 self._wait(seconds, None if own else self._copy(seconds))
             case Unanswered(error, since):
                 if self.worker.key_leases is not None:

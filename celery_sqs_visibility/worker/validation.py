@@ -8,7 +8,6 @@ celery/app/task.py: `Context`). Celery deletes a message of which it cannot make
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from datetime import MAXYEAR, MINYEAR, datetime
 from itertools import repeat
@@ -24,13 +23,11 @@ from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
 from celery_sqs_visibility.contacts.worker import refuse_by, wrap_message_handler
 from celery_sqs_visibility.errors import TooLargeError
+from celery_sqs_visibility.policy.message_limits import CONTROL_CHARACTERS
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.decompression import knows
 from celery_sqs_visibility.transport.message import Message
-
-#: Not in a name or id: control characters, and halves of characters that no encoding takes.
-UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 #: More retries than anybody makes; backoffs are computed from them.
 MAX_RETRIES: Final = 1_000_000
@@ -255,7 +252,7 @@ def _check(name: str, value: Any) -> None:
 
 
 def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and not UNPRINTABLE.search(value)
+    return isinstance(value, str) and not CONTROL_CHARACTERS.search(value)
 
 
 def _is_count(value: Any) -> bool:

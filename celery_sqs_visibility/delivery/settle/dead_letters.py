@@ -25,10 +25,10 @@ from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.message_limits import (
     DATA_TYPE,
-    beginning,
+    escape_illegal,
     last_lines,
-    legal,
     message_bytes,
+    truncated,
 )
 from celery_sqs_visibility.policy.payload_pointers import SIZE_ATTRIBUTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES
@@ -191,10 +191,10 @@ def _description(texts: dict[str, str], space: int) -> dict[str, dict[str, Any]]
 
 def _cut(name: str, text: str) -> str:
     """A text that SQS takes, cut to its length."""
-    text = legal(text)
+    text = escape_illegal(text)
     if name == "traceback":
         return last_lines(text, TRACEBACK_CHARACTERS, LINE_CHARACTERS)
-    return beginning(text, TEXT_CHARACTERS)
+    return truncated(text, TEXT_CHARACTERS)
 
 
 def _iso(seconds: float) -> str | None:

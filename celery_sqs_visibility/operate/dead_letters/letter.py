@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.settle.dead_letters import described, of_the
 from celery_sqs_visibility.errors import SQSVisibilityError, UnreadableError
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import say, show_table
-from celery_sqs_visibility.policy.message_limits import beginning
+from celery_sqs_visibility.policy.message_limits import truncated
 from celery_sqs_visibility.policy.payload_pointers import (
     NO_PAYLOADS,
     PayloadPointer,
@@ -232,7 +232,7 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
 
 
 def _cell(text: str | None) -> str | None:
-    return None if text is None else beginning(" ".join(text.split()), CELL_CHARACTERS)
+    return None if text is None else truncated(" ".join(text.split()), CELL_CHARACTERS)
 
 
 def whole(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A control queue's name says whose it is, and SQS takes it."""
+"""Names of control queues, and uses of exchanges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,43 @@ from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.control_names import (
     MAX_PREFIX_CHARACTERS,
     UNIQUE_CHARACTERS,
+    Use,
     address,
     exchange_prefix,
     is_address,
     of_nodes,
+    replies_of,
+    use_of,
 )
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.queue_names import why_illegal
+
+
+@pytest.mark.parametrize(
+    ("exchange", "use"),
+    [
+        ("celery.pidbox", Use.COMMANDS),
+        ("reply.celery.pidbox", Use.REPLIES),
+        ("celeryev", Use.EVENTS),
+        ("our-events", Use.EVENTS),
+        ("reply.events", Use.EVENTS),
+        ("", None),
+        ("celery", None),
+        ("reply.celery", None),
+        ("celeryev.mail", None),
+    ],
+)
+def test_what_an_exchange_is_for(exchange, use):
+    assert use_of(exchange, iter(["our-events", "reply.events"])) is use
+
+
+@given(st.text(), st.sets(st.text()))
+def test_an_app_that_names_its_exchange_takes_none_from_remote_control(name, event_exchanges):
+    commands = f"ours-{name}.pidbox"
+    assert use_of(commands, event_exchanges | {commands}) is Use.COMMANDS
+    assert use_of(replies_of(commands), event_exchanges) is Use.REPLIES
+    assert (use_of(f"ours-{name}!", event_exchanges) is Use.EVENTS) == (f"ours-{name}!" in event_exchanges)
+
 
 UNIQUE = "0" * UNIQUE_CHARACTERS
 PREFIXES = st.from_regex(rf"[A-Za-z0-9_-]{{1,{MAX_PREFIX_CHARACTERS}}}", fullmatch=True)
@@ -47,17 +77,9 @@ def test_what_is_no_address_is_not_taken_for_one(text):
     assert not is_address(text)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"control_prefix": "a.b"}, "expected control_prefix to have letters"),
-        ({"control_prefix": 1}, "expected control_prefix to be text"),
-        ({"remote_control": True, "queue_name_prefix": "x" * 40}, "in all, since remote_control is set"),
-    ],
-)
-def test_prefixes_that_sqs_does_not_take_are_refused(options, sentence):
-    with pytest.raises(OptionError, match=sentence):
-        Options.parse(options)
+def test_a_whole_prefix_that_is_too_long_is_refused():
+    with pytest.raises(OptionError, match="in all, since remote_control is set"):
+        Options.parse({"remote_control": True, "queue_name_prefix": "x" * 40})
 
 
 def test_the_whole_prefix_is_as_sqs_has_it():

@@ -1,4 +1,4 @@
-"""SQS's names are kombu's, and those that SQS does not take are known."""
+"""Names of queues and ARNs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.transport.SQS import Channel
 
-from celery_sqs_visibility.policy.queue_names import sqs_name, why_illegal
+from celery_sqs_visibility.policy.queue_names import (
+    account_and_name,
+    arn_of,
+    beside,
+    partition_of,
+    sqs_name,
+    why_illegal,
+)
+
+
+@pytest.mark.parametrize(
+    ("region", "partition"),
+    [
+        ("eu-west-1", "aws"),
+        ("cn-north-1", "aws-cn"),
+        ("us-gov-east-1", "aws-us-gov"),
+        ("us-isob-east-1", "aws-iso-b"),
+        ("us-iso-east-1", "aws-iso"),
+    ],
+)
+def test_arns_begin_with_the_partition_of_the_region(region, partition):
+    assert partition_of(region) == partition
+
+
+def test_an_arn_has_its_parts():
+    arn = arn_of("sqs", "cn-north-1", "123456789012", "orders")
+    assert arn == "arn:aws-cn:sqs:cn-north-1:123456789012:orders"
+    assert account_and_name(arn) == ("123456789012", "orders")
+    assert beside(arn, "dead") == "arn:aws-cn:sqs:cn-north-1:123456789012:dead"
 
 
 @given(st.text(), st.sampled_from(["", "my.app-", "x/"]), st.sampled_from(["", ".fifo"]))

@@ -31,6 +31,22 @@ def test_a_misspelt_setting_is_refused(app, misspelt, meant):
         app.finalize()
 
 
+@pytest.mark.parametrize("value", [0, 0.9, 43_201, True, "soon", -5, float("nan")])
+def test_an_inactivity_timeout_has_bounds(app, value):
+    app.task(name="wrong", base=VisibilityTask, inactivity_timeout=value, shared=False)(run)
+    with pytest.raises(ImproperlyConfigured, match=r"expected inactivity_timeout to be .*, got"):
+        app.finalize()
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(None, None), (1, 1), (2.5, 2.5), ("30", 30), (43_200, 43_200)]
+)
+def test_an_inactivity_timeout_may_be_text(app, value, seconds):
+    task = app.task(name="watched", base=VisibilityTask, inactivity_timeout=value, shared=False)(run)
+    app.finalize()
+    assert task.inactivity_timeout == seconds
+
+
 def test_a_misspelt_setting_of_a_base_class_is_refused(app):
     class Base(VisibilityTask):
         error_visibilty_timeout = 60

@@ -1,4 +1,4 @@
-"""How long a failed message stays hidden: three shapes of a setting, one order of precedence."""
+"""Whether a message comes back, how often, and after how long."""
 
 from __future__ import annotations
 
@@ -7,21 +7,117 @@ import sys
 from datetime import timedelta
 
 import pytest
+from celery import Task
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.retries import (
     CELERY_RETRY_DELAY_SECONDS,
+    RELEASES_FORGIVEN,
+    UNKNOWN_TASK_SECONDS,
+    UNREADABLE_RECEIVES,
     DelayFunction,
     DelayList,
     DelayRules,
+    End,
     ExponentialBackoff,
+    are_spent,
+    attempts_allowed,
+    attempts_made,
     choose_delay,
+    comes_back_after,
+    is_last_attempt,
+    is_permanently_unreadable,
     parse_delay,
     retry_after,
     whole_seconds,
 )
+
+COUNTS = st.integers(0, 1000)
+
+
+@pytest.mark.parametrize(
+    ("receive_count", "parks", "published_retries", "attempts"),
+    [(1, 0, 0, 0), (4, 0, 0, 3), (4, 2, 0, 1), (2, 0, 5, 6)],
+    ids=["first", "every receive", "no parks", "celery's retries too"],
+)
+def test_receives_and_published_retries_count_as_attempts(receive_count, parks, published_retries, attempts):
+    assert attempts_made(receive_count, parks, published_retries) == attempts
+
+
+@given(st.integers(1, 1000), COUNTS, COUNTS)
+def test_more_parks_than_receives_make_no_negative_attempts(receive_count, parks, published):
+    assert attempts_made(receive_count, parks, published) >= published
+
+
+@pytest.mark.parametrize(
+    ("retries", "max_retries", "receive_count", "max_receive_count", "allowed"),
+    [(0, None, 1, None, None), (1, 5, 2, None, 6), (1, None, 2, 4, 4), (1, 5, 2, 4, 4), (0, 5, 3, 4, 2)],
+    ids=["no limit", "the task's", "the queue's", "the lower one", "parks use receives up"],
+)
+def test_the_lower_limit_says_how_many_attempts_there_are(
+    retries, max_retries, receive_count, max_receive_count, allowed
+):
+    assert attempts_allowed(retries, max_retries, receive_count, max_receive_count) == allowed
+
+
+@pytest.mark.parametrize(
+    ("retries", "max_retries", "receive_count", "max_receive_count", "last"),
+    [
+        (2, 3, 3, None, False),
+        (3, 3, 4, None, True),
+        (4, 3, 5, None, True),
+        (0, 0, 1, None, True),
+        (2, None, 3, 4, False),
+        (3, None, 4, 4, True),
+        (4, None, 5, 4, True),
+        (999, None, 1000, None, False),
+    ],
+)
+def test_an_attempt_at_the_limit_is_the_last(retries, max_retries, receive_count, max_receive_count, last):
+    assert is_last_attempt(retries, max_retries, receive_count, max_receive_count) is last
+
+
+@pytest.mark.parametrize(
+    ("retries", "max_retries", "spent"),
+    [(6, 3, False), (7, 3, True), (RELEASES_FORGIVEN, 0, False), (99, None, False)],
+)
+def test_attempts_are_spent_beyond_the_releases_that_are_forgiven(retries, max_retries, spent):
+    assert are_spent(retries, max_retries) is spent
+
+
+@pytest.mark.parametrize(
+    ("receives", "seconds", "others_may", "given_up"),
+    [
+        (UNREADABLE_RECEIVES - 1, 1e6, False, False),
+        (UNREADABLE_RECEIVES, 0, False, True),
+        (UNREADABLE_RECEIVES, UNKNOWN_TASK_SECONDS - 1, True, False),
+        (UNREADABLE_RECEIVES - 1, UNKNOWN_TASK_SECONDS, True, False),
+        (UNREADABLE_RECEIVES, UNKNOWN_TASK_SECONDS, True, True),
+    ],
+)
+def test_a_message_that_is_no_task_closes_its_group_for_a_while(receives, seconds, others_may, given_up):
+    assert is_permanently_unreadable(receives, seconds, others_may=others_may) is given_up
+    assert Task.max_retries + 1 == UNREADABLE_RECEIVES, "as a task that says nothing"
+
+
+#: Of each end: whether it comes back where the task does not retry the exception.
+NOT_RETRIED = {
+    End.FAILED: False,
+    End.LOST: False,
+    End.UNDECIDED: True,  # the exception is not the task's
+    End.RETRIED: True,
+}
+
+
+@pytest.mark.parametrize("end", End)
+def test_the_end_of_a_run_decides_with_the_tasks_retries_and_its_attempts(end):
+    assert comes_back_after(end)
+    assert comes_back_after(end, retried=False) is NOT_RETRIED[end]
+    assert not comes_back_after(end, last=True)
+    assert not comes_back_after(end, retried=False, last=True)
+
 
 NAME = "error_visibility_timeout"
 SECONDS = st.floats(0, VISIBILITY_HORIZON_SECONDS) | st.integers(0, VISIBILITY_HORIZON_SECONDS)
@@ -43,7 +139,9 @@ def parsed(value):
     return rule
 
 
-def test_nothing_set_is_no_rule():
+@pytest.mark.parametrize(("value", "seconds"), [(7, (7,)), ((1, 2), (1, 2)), (range(1, 4), (1, 2, 3))])
+def test_a_number_and_any_sequence_are_lists(value, seconds):
+    assert parsed(value) == DelayList(seconds)
     assert parse_delay(NAME, None) is None
 
 
@@ -52,16 +150,6 @@ def test_a_list_goes_by_attempt_and_repeats_its_last(seconds, retries):
     rule = parsed(seconds)
     expected = seconds[retries] if retries < len(seconds) else seconds[-1]
     assert rule.delay(retries, ValueError()) == expected
-
-
-@given(SECONDS, RETRIES)
-def test_a_number_is_a_list_of_one(seconds, retries):
-    assert parsed(seconds).delay(retries, ValueError()) == seconds
-
-
-@pytest.mark.parametrize("value", [(1, 2, 3), range(1, 4)])
-def test_a_tuple_and_a_range_are_lists_too(value):
-    assert [parsed(value).delay(retries, ValueError()) for retries in range(4)] == [1, 2, 3, 3]
 
 
 def test_a_function_sees_the_retries_and_the_exception_and_may_have_no_opinion():
@@ -194,11 +282,6 @@ def test_the_first_that_has_an_opinion_wins(rules, retries, countdown, asked, ex
     chosen = choose_delay(rules, retries, exc, explicit=explicit, countdown=countdown)
     assert chosen == expected
     assert chosen is None or chosen >= 0
-
-
-def test_celerys_180_seconds_are_for_an_explicit_retry_only():
-    assert choose_delay(DelayRules(), 0, ValueError(), explicit=True) == CELERY_RETRY_DELAY_SECONDS == 180
-    assert choose_delay(DelayRules(), 0, ValueError(), explicit=False) is None
 
 
 @given(st.floats(0, 1e9))

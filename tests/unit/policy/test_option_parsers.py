@@ -1,4 +1,4 @@
-"""Options of kombu's Redis and AMQP transports, as projects bring them: a hint by name, and never a guess."""
+"""Values of single options, and refusals of foreign ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,42 @@ from support.kombu_names import options_of_amqp, options_of_redis
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_parsers import OF_ANOTHER_TRANSPORT, OTHER_TRANSPORTS, REMEDIES
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
+
+
+def test_no_port_is_open_unless_one_is_named_and_then_for_this_host_alone():
+    assert Options.parse({}).http_address is None
+    assert Options.parse({"http_address": ":8080"}).http_address == ("127.0.0.1", 8080)
+
+
+@pytest.mark.parametrize(
+    ("given", "host"),
+    [
+        ("0.0.0.0:80", "0.0.0.0"),
+        ("[::]:80", "::"),
+        ("[fe80::1%eth0]:80", "fe80::1%eth0"),
+        ("localhost:80", "localhost"),
+    ],
+)
+def test_a_host_is_an_address_or_a_name(given, host):
+    address = Options.parse({"http_address": given}).http_address
+    assert address == (host, 80)
+    assert str(address) == given
+
+
+def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse():
+    assert Options.parse({}).payload_store is None
+    options = Options.parse({"payload_store": "s3://b"})
+    assert options.payload_store == ReadablePayloads("b", "")
+
+
+@pytest.mark.parametrize(
+    ("url", "prefix"),
+    [("s3://b", ""), ("s3://b/", ""), ("s3://b/a/c/", "a/c/"), ("s3://b//?#%2F é", "/?#%2F é")],
+)
+def test_a_store_is_a_bucket_and_the_beginning_of_keys_as_they_are(url, prefix):
+    assert Options.parse({"payload_store": url}).payload_store == ReadablePayloads("b", prefix)
+
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs/coming-from-redis-and-rabbitmq.md").read_text()
 FOREIGN = options_of_redis() | options_of_amqp()

@@ -11,6 +11,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import (
     BackoffPolicy,
     PredefinedQueue,
+    parse_predefined_exchanges,
     parse_predefined_queues,
 )
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
@@ -110,6 +111,26 @@ def test_a_backoff_policy_has_a_delay_for_the_attempts_it_names_and_no_other(pol
     assert (rule.delay(retries, ValueError()) if rule else None) == policy.get(retries + 1)
     assert options.backoff_policy("q", "another task") is None
     assert options.backoff_policy("another queue", "t") is None
+
+
+ARN = "arn:aws:sns:eu-west-1:123456789012:news"
+
+
+def exchange(**keys):
+    return parse_predefined_exchanges("predefined_exchanges", {"news": {"arn": ARN, **keys}})
+
+
+@pytest.mark.parametrize("alone", ["access_key_id", "secret_access_key", "session_token"])
+def test_an_exchange_has_a_whole_access_key_or_none(alone):
+    with pytest.raises(OptionError, match=r"expected predefined_exchanges\['news'\] to have '") as caught:
+        exchange(**{alone: "hush"})
+    assert "hush" not in str(caught.value)
+    assert exchange(access_key_id="A", secret_access_key="B", session_token=None)
+
+
+def test_a_misspelt_key_of_an_exchange_is_refused():
+    with pytest.raises(OptionError, match=r"in predefined_exchanges\['news'\]: did you mean 'access_key_id'"):
+        exchange(acces_key_id="A")
 
 
 @pytest.mark.parametrize("defined_as", ["a.b", "app-a-b"])
