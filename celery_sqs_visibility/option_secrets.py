@@ -13,7 +13,7 @@ from celery_sqs_visibility.contacts.app import show_settings_by
 
 MASK: Final = "********"
 
-#: The secret of a URL ends at the last "@", so that an "@" in it needs no quoting: `transport/broker_url.py`.
+#: The secret of a URL ends at the last "@", so an "@" in it needs no quoting: `connection_settings.py`.
 CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 
 

@@ -15,7 +15,7 @@ from celery_sqs_visibility.operate.queue_metrics import QueueMetrics
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.task_queues import queue_of_route
+from celery_sqs_visibility.transport.routing import queue_of_route
 
 T = TypeVar("T")
 

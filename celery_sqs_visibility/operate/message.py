@@ -24,8 +24,8 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, with_eta
+from celery_sqs_visibility.transport.routing import queue_of_task
 from celery_sqs_visibility.transport.task_message import task_payload
-from celery_sqs_visibility.transport.task_queues import queue_of_task
 
 
 @click.command(short_help="Print the body of an SQS message that runs a task.")

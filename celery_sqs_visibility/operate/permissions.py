@@ -26,7 +26,7 @@ from celery_sqs_visibility.policy.queue_names import (
     sqs_name,
 )
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import use_here
+from celery_sqs_visibility.transport.routing import use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 
 #: Stands for an account that is not known: IAM takes it, and so does a reader.

@@ -31,7 +31,7 @@ from celery_sqs_visibility.operate.invocation import (
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.policy.queue_names import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
+from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 
 @dataclass

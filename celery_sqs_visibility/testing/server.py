@@ -30,7 +30,7 @@ from celery_sqs_visibility.task.exclusive import broker_context
 from celery_sqs_visibility.testing.apps import require_sending
 from celery_sqs_visibility.testing.clock import is_turned, machine_time
 from celery_sqs_visibility.testing.diary import PARENT_VARIABLE, VARIABLE, Diary
-from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
+from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 #: Seconds until a server answers, or a worker consumes, on a busy machine.
 START_SECONDS: Final = 60.0

@@ -33,7 +33,7 @@ from celery_sqs_visibility.testing.clock import TurnedClock, reading, reading_in
 from celery_sqs_visibility.testing.worker import Worker
 from celery_sqs_visibility.transport import broker_clients, broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
+from celery_sqs_visibility.transport.routing import max_retries_by_queue
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import take_events
 

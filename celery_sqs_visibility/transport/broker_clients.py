@@ -20,9 +20,8 @@ from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
-from celery_sqs_visibility.transport.broker_url import BrokerURL
-from celery_sqs_visibility.transport.exchanges import configured_apps
-from celery_sqs_visibility.transport.task_queues import max_retries_by_queue
+from celery_sqs_visibility.transport.connection_settings import BrokerURL
+from celery_sqs_visibility.transport.routing import configured_apps, max_retries_by_queue
 
 _lock = ProcessLock()  # guards _shared
 _shared: Final[WeakValueDictionary[tuple[int, ClientSettings], BotoSQS]] = WeakValueDictionary()

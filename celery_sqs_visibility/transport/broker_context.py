@@ -23,9 +23,9 @@ from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
-from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.codec import decode_any_message, decode_message
-from celery_sqs_visibility.transport.exchanges import use_here
+from celery_sqs_visibility.transport.connection_settings import BrokerURL
+from celery_sqs_visibility.transport.routing import use_here
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 
 if TYPE_CHECKING:

@@ -36,13 +36,13 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
-from celery_sqs_visibility.transport.exchanges import (
+from celery_sqs_visibility.transport.message import Message, QoS
+from celery_sqs_visibility.transport.routing import (
     DirectExchange,
     is_an_apps_fanout,
     refuse_type,
     use_here,
 )
-from celery_sqs_visibility.transport.message import Message, QoS
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, is_reply, temporary
 
 if TYPE_CHECKING:

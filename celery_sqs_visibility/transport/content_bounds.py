@@ -1,14 +1,24 @@
-"""Bounds of the memory and time that a content takes once it is decoded, measured before that.
+"""Bounds of the memory and time that decompressing and decoding a body take. kombu sets none.
 
-kombu's decoders have no bounds. Content types that are not measured (pickle, a user's own) are trusted.
+Decompression stops at its bound (kombu decompresses by the header `compression`). Codecs that cannot stop are
+measured afterwards: brotli before 1.2, and codecs that users have registered.
+
+Content is measured before it is decoded. Content types without a measure (pickle, a user's own) are trusted.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
+import lzma
 import re
+import zlib
 from collections.abc import Callable, Container
+from functools import partial
 from typing import Any, Final
+
+from kombu import compression
+from kombu.utils.encoding import ensure_bytes
 
 from celery_sqs_visibility.contacts.channel import DECODERS
 from celery_sqs_visibility.errors import TooLargeError
@@ -19,24 +29,119 @@ from celery_sqs_visibility.policy.message_limits import (
     check_json,
     too_deep,
 )
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 
-#: A value of YAML takes ten times the memory of a list while it is read (650 bytes), and 0.1 ms.
+#: While YAML is read, a value takes 0.1 ms and 650 bytes, ten times as many as a list.
 MAX_YAML_VALUES: Final = MAX_CONTAINERS // 10
 
 #: The key that copies another object's values, which may each be such a copy: PyYAML never writes it.
 YAML_MERGE: Final = "<<"
 YAML_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
 
-#: A number to the base of 60 has no bound of digits in PyYAML, and takes a square of their number in time.
-MOST_DIGITS: Final = 4300  # as Python's own bound of decimal numbers
+#: PyYAML does not bound the digits of a number to the base of 60, and its time grows with their square.
+MAX_DIGITS: Final = 4300  # Python's bound of decimal numbers
 YAML_NUMBER: Final = re.compile(r"[-+0-9_:]*")
-YAML_INT_TAG: Final = "tag:yaml.org,2002:int"  # by which PyYAML reads spaces and other digits as well
+YAML_INT_TAG: Final = "tag:yaml.org,2002:int"  # with it PyYAML also reads spaces and other digits
 
-#: The content type that kombu takes for none. Python's codecs decode content without a decoder, by its
-#: encoding: some of them inflate (bz2, zlib), and punycode takes a square of the length in time.
+#: kombu's content type where a message has none. Content without a decoder is decoded by a codec of Python's,
+#: named by its encoding: some inflate (bz2, zlib), and punycode's time grows with the square of the length.
 NO_TYPE: Final = "application/data"
 BINARY: Final = ("binary", "ascii-8bit")
 TEXT_CODECS: Final = ("utf-8", "utf-16", "utf-32", "ascii", "iso8859-1", "cp1252")
+
+#: Memory of an xz dictionary, whose size its header names; the highest preset needs 65 MiB.
+MAX_LZMA_BYTES: Final = 128 * 1024 * 1024
+
+#: kombu's functions of the standard library, and decompressors in their place that stop at a bound.
+BOUNDED_DECOMPRESSORS: Final = (
+    (zlib.decompress, zlib.decompressobj),
+    (bz2.decompress, bz2.BZ2Decompressor),
+    (lzma.decompress, partial(lzma.LZMADecompressor, memlimit=MAX_LZMA_BYTES)),
+)
+
+
+def knows_compression(method: Any) -> bool:
+    """Returns whether the codec that the header `compression` names, if any, is installed."""
+    if not isinstance(method, str) or not method:
+        return True
+    try:
+        compression.get_decoder(method)
+    except KeyError:
+        return False
+    return True
+
+
+def inflate(body: bytes, method: str, largest: int = DECOMPRESSED_BYTES) -> bytes:
+    """Decompress one stream by the header `compression`, with at most `largest` + 1 bytes in memory.
+
+    Raises:
+        TooLargeError: the body is larger than `largest` bytes.
+        Exception: the codec's own for invalid data; `KeyError` for an unknown method.
+    """
+    decompress = compression.get_decoder(method)
+    decompressor = _decompressor(decompress)
+    plain: bytes
+    if decompressor is None:
+        plain = ensure_bytes(decompress(body))
+    else:
+        plain = decompressor.decompress(body, largest + 1)
+    if len(plain) > largest:
+        raise TooLargeError(f"it is larger than {largest} bytes when decompressed ({method})")
+    if decompressor is not None and (not decompressor.eof or decompressor.unused_data):
+        raise ValueError(f"it is not one whole {method} stream")
+    return plain
+
+
+def _decompressor(decompress: Any) -> Any:
+    """A decompressor with the standard library's interface; `None` for a function that has no bounded one."""
+    for function, make in BOUNDED_DECOMPRESSORS:
+        if decompress is function:
+            return make()
+    # kombu has these modules where they are installed.
+    brotli: Any = getattr(compression, "brotli", None)
+    zstd: Any = getattr(compression, "zstd", None)
+    if decompress is getattr(brotli, "decompress", None):
+        # brotli takes a limit since 1.2.
+        return _Brotli(brotli) if hasattr(brotli.Decompressor, "can_accept_more_data") else None
+    if decompress is getattr(zstd, "decompress", None):
+        return zstd.ZstdDecompressor()
+    return _Zstandard(zstd) if decompress is getattr(compression, "zstd_decompress", None) else None
+
+
+class _Brotli:
+    """brotli since 1.2."""
+
+    unused_data = b""
+
+    def __init__(self, brotli: Any) -> None:
+        self._decompressor = brotli.Decompressor()
+
+    @property
+    def eof(self) -> bool:
+        return bool(self._decompressor.is_finished())
+
+    def decompress(self, body: bytes, most: int) -> bytes:
+        plain = bytearray(self._decompressor.process(body, output_buffer_limit=most))
+        # brotli may stop below the limit with output left, and then takes no more input.
+        while len(plain) < most and not self.eof and not self._decompressor.can_accept_more_data():
+            plain += self._decompressor.process(b"", output_buffer_limit=most - len(plain))
+        return bytes(plain)
+
+
+class _Zstandard:
+    """The package zstandard, which kombu uses before 5.7."""
+
+    def __init__(self, zstandard: Any) -> None:
+        self._zstandard = zstandard
+
+    def decompress(self, body: bytes, most: int) -> bytes:
+        plain: bytes = self._zstandard.ZstdDecompressor().stream_reader(body).read(most)
+        if len(plain) < most:
+            # The stream does not tell an end from a lack of data; this does, without a bound.
+            whole = self._zstandard.ZstdDecompressor().decompressobj()
+            whole.decompress(body)
+            self.eof, self.unused_data = whole.eof, whole.unused_data
+        return plain
 
 
 def check_content(
@@ -45,12 +150,12 @@ def check_content(
     encoding: str | None,
     accept: Container[str] | None = None,
 ) -> None:
-    """Measure content before it is decoded. Errors of its format are left to its decoder.
+    """Measure content before it is decoded. Its decoder raises the errors of its format.
 
-    Content of a type that is not in `accept` is refused by kombu, and not measured.
+    Content of a type that is not in `accept` is not measured: kombu refuses it.
 
     Raises:
-        TooLargeError: it would become more than may be.
+        TooLargeError: it would exceed a bound.
     """
     if (check := CHECKS.get(content_type or NO_TYPE)) is not None:
         if accept is None or content_type in accept:
@@ -61,7 +166,7 @@ def check_content(
 
 def _check_encoding(content: str | bytes, encoding: str) -> None:
     if isinstance(content, str) or encoding.lower() in BINARY:
-        return  # it stays as it is
+        return  # it is not decoded
     try:
         codec = codecs.lookup(encoding).name
     except LookupError:
@@ -71,7 +176,7 @@ def _check_encoding(content: str | bytes, encoding: str) -> None:
 
 
 def _check_messagepack(content: str | bytes) -> None:
-    """Count lists and objects, of which none is kept. MessagePack itself bounds their nesting (to 1,024)."""
+    """Count lists and objects without keeping them. MessagePack itself bounds their nesting (to 1,024)."""
     if len(content) <= MAX_CONTAINERS or isinstance(content, str):
         return
     try:
@@ -89,12 +194,12 @@ def _check_messagepack(content: str | bytes) -> None:
         msgpack.unpackb(content, raw=True, strict_map_key=False, list_hook=count, object_hook=count)
     except TooLargeError:
         raise
-    except Exception:  # noqa: BLE001 - its decoder raises it again, and kombu translates it
+    except Exception:  # noqa: BLE001 - its decoder raises it again
         return
 
 
 def _check_yaml(content: str | bytes) -> None:
-    """Count values, and look for keys that multiply them; PyYAML takes as long to parse as to make them."""
+    """Count values, and refuse keys that multiply them. Parsing takes PyYAML as long as making the values."""
     try:
         import yaml  # noqa: PLC0415 - kombu has it where it is installed
     except ImportError:
@@ -103,7 +208,7 @@ def _check_yaml(content: str | bytes) -> None:
         _check_events(yaml, content)
     except TooLargeError:
         raise
-    except Exception:  # noqa: BLE001 - as above; PyYAML lets some escape that are none of its own
+    except Exception:  # noqa: BLE001 - likewise; some are not PyYAML's own
         return
 
 
@@ -125,7 +230,7 @@ def _check_scalar(event: Any) -> None:
     plain = event.implicit[0]
     if event.tag == YAML_MERGE_TAG or (plain and event.value == YAML_MERGE):
         raise TooLargeError("it has a merge key of YAML (<<), which may make gigabytes of a few lines")
-    if len(event.value) <= MOST_DIGITS:
+    if len(event.value) <= MAX_DIGITS:
         return
     if event.tag == YAML_INT_TAG or YAML_NUMBER.fullmatch(event.value):
         raise TooLargeError(f"it has a number of {len(event.value):,} characters")

@@ -17,7 +17,7 @@ from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS
 from celery_sqs_visibility.errors import AccessDeniedError, CommandNotSentError, RemoteControlError, SQSError
 from celery_sqs_visibility.policy.control_names import Use, use_of
-from celery_sqs_visibility.transport.exchanges import use_here
+from celery_sqs_visibility.transport.routing import use_here
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.control.inbox import IsInTime

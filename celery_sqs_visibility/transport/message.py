@@ -16,10 +16,10 @@ from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
 from celery_sqs_visibility.core.settlements import Renew
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.message_limits import FEW_BRACKETS, PAYLOAD_BYTES
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.codec import OWN_BODY, TYPED, encode_payload, read_json, with_eta
-from celery_sqs_visibility.transport.content_bounds import check_content
-from celery_sqs_visibility.transport.decompression import LARGEST_BODY, inflate
+from celery_sqs_visibility.transport.content_bounds import check_content, inflate
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
@@ -92,7 +92,7 @@ class Message(LeanMessage):
     def _largest_body(self) -> int:
         """Most bytes of the decompressed body; where the payload was in S3, of any such payload."""
         options = getattr(getattr(self.channel, "context", None), "options", None)
-        most = options.decompressed_max_bytes if options else LARGEST_BODY
+        most = options.decompressed_max_bytes if options else DECOMPRESSED_BYTES
         in_s3 = self.delivery is not None and self.delivery.pointer is not None
         return max(most, PAYLOAD_BYTES) if in_s3 else most
 

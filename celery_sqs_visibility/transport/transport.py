@@ -21,9 +21,12 @@ from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
-from celery_sqs_visibility.transport.broker_url import BrokerURL
 from celery_sqs_visibility.transport.channel import Channel
-from celery_sqs_visibility.transport.given_options import accept, as_written
+from celery_sqs_visibility.transport.connection_settings import (
+    BrokerURL,
+    note_accepted,
+    options_as_written,
+)
 
 #: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
 #: exchanges than Celery's own are refused where they are declared.
@@ -72,9 +75,10 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **kwargs: Any) -> None:
         try:
             self.broker = BrokerURL.of(client)
-            client.transport_options = {**as_written(client.transport_options), **dict(self.broker.options)}
+            written = options_as_written(client.transport_options)
+            client.transport_options = {**written, **dict(self.broker.options)}
             self.options = Options.parse(client.transport_options)
-            accept(client.transport_options)
+            note_accepted(client.transport_options)
         except OptionError as error:
             raise shown_in_one_line(error) from None
         # kombu left the URL as it is, and shows a connection's host in many places.

@@ -50,7 +50,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options, beyond_horizon
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.exchanges import refuse_type, use_here
+from celery_sqs_visibility.transport.routing import refuse_type, use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, temporary
 from celery_sqs_visibility.transport.transport import Transport
 

@@ -26,7 +26,7 @@ from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.message_limits import CONTROL_CHARACTERS
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
-from celery_sqs_visibility.transport.decompression import knows
+from celery_sqs_visibility.transport.content_bounds import knows_compression
 from celery_sqs_visibility.transport.message import Message
 
 #: More retries than anybody makes; backoffs are computed from them.
@@ -134,7 +134,8 @@ class BadMessages:
         if passes(exc):
             message.come_back(exc)
             return
-        missing = isinstance(exc, SerializerNotInstalled) or not knows(message.headers.get("compression"))
+        known = knows_compression(message.headers.get("compression"))
+        missing = isinstance(exc, SerializerNotInstalled) or not known
         said = str(exc) if isinstance(exc, TooLargeError) else f"its content cannot be decoded: {exc!r}"
         message.refuse(said, others_may=missing)
 

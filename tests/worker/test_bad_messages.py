@@ -18,8 +18,8 @@ from support.badmessages import BAD, body_of, encoded, envelope, generated, nest
 from support.processes import wait_until
 
 from celery_sqs_visibility.delivery.settle.dead_letters import described
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.transport.decompression import LARGEST_BODY
 
 BAD_MESSAGES = 2000
 #: moto's receive takes a millisecond for each message in the queue, so there are never many.
@@ -187,7 +187,7 @@ def bomb(method, body):
 
 
 GZIP = {"compression": "gzip"}
-TOO_LARGE = f"larger than {LARGEST_BODY} bytes when decompressed"
+TOO_LARGE = f"larger than {DECOMPRESSED_BYTES} bytes when decompressed"
 NEITHER = "neither a JSON object nor base64 of one"
 TOO_DEEP = "nested more than 400 levels deep"
 NOT_LIMITS = "'timelimit' should be"
@@ -240,7 +240,7 @@ def each_kind():
         "deep body": ("{" + '"a":[' + "[" * 10**6, "it holds 1,000,002 lists and objects"),
         "protocol 1": (encoded(envelope(old_body(timelimit="ab"), protocol=1)), NOT_LIMITS),
         "protocol 1 without an id": (encoded(envelope(old_body(id=None), protocol=1)), "'id' is missing"),
-        "gzip bomb": bomb("gzip", zlib.compress(bytes(5 * LARGEST_BODY), 9)),
+        "gzip bomb": bomb("gzip", zlib.compress(bytes(5 * DECOMPRESSED_BYTES), 9)),
         "bomb of empty objects": (
             encoded(
                 envelope(zlib.compress(b"[" + b"{}," * (64 * MESSAGE_BYTES // 3) + b"{}]", 9), headers=GZIP)
@@ -251,8 +251,8 @@ def each_kind():
             encoded(envelope(zlib.compress(b"[" + b"{}," * 1_000_000 + b"{}]", 9), headers=GZIP)),
             "it holds 1,000,002 lists and objects, and 500,000 are read",
         ),
-        "bzip2 bomb": bomb("bzip2", bz2.compress(bytes(LARGEST_BODY + 1))),
-        "xz bomb": bomb("xz", lzma.compress(bytes(LARGEST_BODY + 1), preset=0)),
+        "bzip2 bomb": bomb("bzip2", bz2.compress(bytes(DECOMPRESSED_BYTES + 1))),
+        "xz bomb": bomb("xz", lzma.compress(bytes(DECOMPRESSED_BYTES + 1), preset=0)),
         "bomb of an encoding": (
             encoded({**envelope(zlib.compress(bytes(10**6))), **OF_AN_ENCODING}),
             "its content-encoding 'zlib' is not one of text",

@@ -30,8 +30,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
 )
 from celery_sqs_visibility.policy.printable import printable
 from celery_sqs_visibility.transport.codec import decode_message
-from celery_sqs_visibility.transport.content_bounds import check_content
-from celery_sqs_visibility.transport.decompression import inflate
+from celery_sqs_visibility.transport.content_bounds import check_content, inflate
 
 #: The reason of a letter that SQS's own redrive has moved, which names none.
 MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by SQS"

@@ -58,7 +58,7 @@ from celery_sqs_visibility.policy.retries import choose_delay
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.broker_clients import settings_of_queue
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.task_queues import queue_of_task
+from celery_sqs_visibility.transport.routing import queue_of_task
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.drain import grace_period
 

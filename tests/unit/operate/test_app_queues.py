@@ -18,7 +18,7 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.operate.app_queues import QueueDepth, queue_depths, queue_names
 from celery_sqs_visibility.operate.queue_metrics import OLDEST, QueueMetrics
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.transport.task_queues import max_retries_by_queue, queue_of_task
+from celery_sqs_visibility.transport.routing import max_retries_by_queue, queue_of_task
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.operate.permissions import AppResources, names_of, permissions
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.broker_url import BrokerURL
+from celery_sqs_visibility.transport.connection_settings import BrokerURL
 
 ACCOUNT = "123456789012"
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/worker"

@@ -15,7 +15,7 @@ from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired
 from celery_sqs_visibility.transport.broker_context import shared_context
-from celery_sqs_visibility.transport.broker_url import BrokerURL
+from celery_sqs_visibility.transport.connection_settings import BrokerURL
 
 BODY = json.dumps({"body": "", "headers": {"task": "t", "id": "1"}, "properties": {"delivery_info": {}}})
 ROLE = "arn:aws:iam::123456789012:role/worker"

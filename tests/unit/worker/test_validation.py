@@ -26,11 +26,11 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TEXT_CHARACTERS, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
+from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
-from celery_sqs_visibility.transport.decompression import LARGEST_BODY
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker import validation
 from celery_sqs_visibility.worker.validation import CHECKS, validate
@@ -268,7 +268,7 @@ def test_whatever_a_body_is_it_is_recognised_or_not(body):
 
 
 def test_a_bomb_is_not_decompressed_by_kombu_either():
-    bomb = zlib.compress(bytes(LARGEST_BODY + 1), 9)
+    bomb = zlib.compress(bytes(DECOMPRESSED_BYTES + 1), 9)
     assert len(bomb) < 100_000
     reason = fate(encoded(envelope(bomb, headers={"compression": "gzip"})))
     assert reason.startswith("undecodable: TooLargeError('it is larger than 8388608 bytes")

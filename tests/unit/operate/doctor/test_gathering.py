@@ -39,7 +39,7 @@ from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.transport import broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.broker_url import BrokerURL
+from celery_sqs_visibility.transport.connection_settings import BrokerURL
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 

@@ -7,7 +7,7 @@ from celery import Celery
 from kombu import Consumer, Exchange, Producer, Queue, binding
 from kombu.common import Broadcast
 
-from celery_sqs_visibility.transport.exchanges import UnroutableError
+from celery_sqs_visibility.transport.routing import UnroutableError
 
 
 def test_a_broadcast_queue_is_neither_declared_nor_consumed(site, channel):

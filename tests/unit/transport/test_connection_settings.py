@@ -1,4 +1,7 @@
-"""`broker_url` is read with the secret as it is; what cannot be read is refused without showing a secret."""
+"""The broker URL is read with its secret as it is, and a wrong one is refused without showing it.
+
+A wrong name in a retry policy concerns its publication alone; one among the user's options is refused.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,14 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.transport.broker_url import BrokerURL
+from celery_sqs_visibility.transport import connection_settings
+from celery_sqs_visibility.transport.connection_settings import BrokerURL, note_accepted, options_as_written
 
 SECRET = "ab/c+d#e?f@g:h%"
 QUOTED = "ab%2Fc%2Bd%23e%3Ff%40g%3Ah%25"
 WAIT = ("wait_time_seconds", "5")
 KEYS = {"userid": "AKIA", "password": SECRET}
+POLICY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 1}
 
 
 def broker(url=None, **settings):
@@ -136,3 +141,46 @@ def test_kombu_alone_knows_the_transport_by_the_import_that_the_quickstart_names
         "import celery_sqs_visibility.alias, kombu; kombu.Connection('celery-sqs-visibility://').transport"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.fixture
+def no_connection_yet(monkeypatch):
+    monkeypatch.setattr(connection_settings, "_accepted", set())
+
+
+@pytest.mark.usefixtures("no_connection_yet")
+@pytest.mark.parametrize(
+    "policy",
+    [{**POLICY, "interval_stop": 1}, {"max_retries": 3, "timeout": 5}, {"max_retries": 1, "stop": 1}],
+)
+def test_a_wrong_key_of_a_retry_policy_refuses_that_publication_alone(site, connection, caplog, policy):
+    (name,) = policy.keys() - POLICY.keys()
+    note_accepted(connection.transport_options)  # which the fixture has forgotten
+    for _ in range(2):
+        with pytest.raises(TypeError, match=name):
+            connection.Producer().publish("a", routing_key="q", retry=True, retry_policy=policy)
+        connection.collect()
+        connection.Producer().publish("b", routing_key="q", retry=True)
+    assert site.counts() == (2, 0, 0)
+    assert f"unknown transport option {name!r} is ignored" in caplog.text
+
+
+@pytest.mark.usefixtures("no_connection_yet")
+def test_so_does_one_of_the_first_publication_of_the_process(caplog):
+    options = {"wait_time_seconds": 1}
+    assert options_as_written({**options, **POLICY, "interval_stop": 1}) == {**options, **POLICY}
+
+
+@pytest.mark.usefixtures("no_connection_yet")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"interval_stop": 1},
+        {**POLICY, "visibilty_timeout": 600},
+        {"visibilty_timeout": 600, **POLICY},
+        {"max_retries": 3, "interval_stop": 1},
+    ],
+)
+def test_an_option_that_the_user_misspelt_is_refused(options):
+    with pytest.raises(OptionError, match="unknown transport option"):
+        _ = Connection("sqs://", transport="celery_sqs_visibility", transport_options=options).transport

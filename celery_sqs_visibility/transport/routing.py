@@ -1,12 +1,12 @@
-"""Exchanges, which SQS does not have: direct ones are a table in each process, fanout ones SNS topics.
+"""Routing by the settings of this process's apps: the queues of tasks, and exchanges, which SQS lacks.
 
-Others are refused, and fanout ones without SNS: a message would reach only the queues that its publisher has
-declared. Other processes would get nothing, and no error would say so.
+Direct exchanges are a table in each process, fanout exchanges are SNS topics. Other types are refused, and
+fanout without SNS: without an error, a message would reach only the queues that its publisher has declared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from kombu.transport.virtual import exchange as virtual
@@ -23,9 +23,9 @@ UNBOUND: Final = (
 
 
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
-    """Raise `UnroutableError` if other processes would not get messages that are published to the exchange.
+    """Raise `UnroutableError` for a type of exchange whose messages other processes would not get.
 
-    Not of Celery's own exchanges, to which Celery publishes unasked. `supports_fanout` is the option.
+    Celery's own exchanges are let through: Celery publishes there unasked. `supports_fanout` is the option.
     """
     if kind in {"direct", "fanout" if supports_fanout else "direct"} or use_here(exchange):
         return
@@ -41,10 +41,10 @@ class DirectExchange(virtual.DirectExchange):
     """A direct exchange, whose bindings are those of this connection, and of this process's apps."""
 
     def lookup(self, table: Any, exchange: str, routing_key: str, default: str | None) -> Any:
-        """The names of the queues that get the message; kombu takes `default` for none, unless it is `None`.
+        """The names of the queues that get the message; without any, kombu uses `default`.
 
         Raises:
-            UnroutableError: nobody would get it. Not on Celery's own exchanges: nobody listens there.
+            UnroutableError: there is no queue and no default. Celery's own exchanges may have no listeners.
         """
         queues = super().lookup(table, exchange, routing_key, default)
         if queues or default is not None:
@@ -74,12 +74,12 @@ def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
 
 
 def use_here(exchange: str) -> Use | None:
-    """Celery's use of an exchange of its own, as this process's apps name theirs; `None` of any other."""
+    """What Celery uses the exchange for, by the names in the apps here; `None` if it isn't Celery's own."""
     return use_of(exchange, (str(app.conf.event_exchange) for app in configured_apps()))
 
 
 def is_an_apps_fanout(exchange: str) -> bool:
-    """Whether it is the fanout exchange of a queue in the settings of an app of this process."""
+    """Returns whether an app of this process has a queue that is bound to this fanout exchange."""
     queues = [queue for app in configured_apps() for queue in app.amqp.queues.values()]
     bound = [each.exchange for queue in queues for each in (queue, *queue.bindings)]
     return any(each.name == exchange and each.type == "fanout" for each in bound if each is not None)
@@ -88,3 +88,33 @@ def is_an_apps_fanout(exchange: str) -> bool:
 def configured_apps() -> Iterator[Any]:
     """The apps of this process whose settings have been read."""
     yield from (app for app in active_apps() if app.configured)
+
+
+def queue_of_route(route: Any) -> str | None:
+    """Celery's name of the queue that a route leads to."""
+    queue = route.get("queue") if isinstance(route, Mapping) else route
+    name = getattr(queue, "name", queue)  # of a kombu.Queue
+    return name if isinstance(name, str) and name else None
+
+
+def queue_of_task(app: Any, task: Any) -> str:
+    """Celery's name of the queue that a task is published to by the settings. No request."""
+    if name := queue_of_route(getattr(task, "queue", None)):
+        return name
+    default = str(app.conf.task_default_queue)
+    # A copy: a look-up adds the queue that it names, and a worker would consume it.
+    router = app.amqp.Router(app.amqp.Queues(list(app.amqp.queues.values())))
+    try:
+        route = router.route({}, task.name, args=(), kwargs={})
+    except Exception:  # noqa: BLE001 - the user's own router, which may look at the arguments
+        return default
+    return queue_of_route(route.get("queue")) or default
+
+
+def max_retries_by_queue(app: Any) -> dict[str, list[int | None]]:
+    """`max_retries` of the `VisibilityTask`s in each queue, by Celery's name of it."""
+    limits: dict[str, list[int | None]] = {}
+    for task in app.tasks.values():
+        if hasattr(task, "error_visibility_timeout"):  # of `VisibilityTask`s only
+            limits.setdefault(queue_of_task(app, task), []).append(task.max_retries)
+    return limits

@@ -1,19 +1,30 @@
-"""The setting `broker_url`: the endpoint of SQS, credentials and transport options, as far as it names them.
+"""Settings of a connection as the user wrote them: the broker URL, and the transport options.
 
-A monitor that is given the URL alone reads options there: `celery-sqs-visibility://?remote_control=true`.
+The URL names an endpoint, credentials and transport options, each of them optional. Monitors that are given
+nothing else have their options there: `celery-sqs-visibility://?remote_control=true`. kombu does not read it:
+its errors show part of a secret with a "/", and its URLs need such a secret quoted (kombu/utils/url.py:
+`url_to_parts`).
 
-It is read here and not by kombu, whose errors show a part of a secret that has a "/", and whose URLs need one
-quoted (kombu/utils/url.py: `url_to_parts`).
+kombu adds the retry policy of a publication to the options of its connection, and of those that are cloned
+from it later, before it refuses the publication for a wrong name in that policy (kombu/messaging.py:
+`Producer.publish`). Such a name is not an option, and must not make the next connection fail.
 """
 
 from __future__ import annotations
 
+import difflib
+import logging
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from celery_sqs_visibility.errors import OptionError
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, RETRY_POLICY
+from celery_sqs_visibility.policy.options import Options
+
+logger = logging.getLogger(__name__)
 
 SCHEME_END: Final = "://"
 
@@ -31,17 +42,25 @@ NO_HOST: Final = "localhost"
 
 SCHEME: Final = re.compile(r"[a-z][a-z0-9+._-]*", re.IGNORECASE)
 HOST: Final = re.compile(r"(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
-LAST_PORT: Final = 65535
+MAX_PORT: Final = 65535
 
 FORM: Final = "its form is sqs://, sqs://KEY:SECRET@ or sqs://KEY:SECRET@host:port//"
+
+NO_OPTION: Final = (
+    "unknown transport option %r is ignored: a publication's retry policy has it, whose keys are "
+    "max_retries, interval_start, interval_step and interval_max"
+)
+
+#: The options of the connections made in this process. Each access is atomic, so it has no lock.
+_accepted: Final[set[str]] = set()
 
 
 @dataclass(frozen=True)
 class BrokerURL:
-    """The parts of the URL; `None` for those that it has not.
+    """The parts of the URL; `None` for those that it lacks.
 
     Attributes:
-        options: names and values of transport options, which win over `broker_transport_options`.
+        options: names and values of transport options, which override `broker_transport_options`.
     """
 
     host: str | None = None
@@ -52,15 +71,15 @@ class BrokerURL:
 
     @classmethod
     def of(cls, client: Any) -> BrokerURL:
-        """The URL of a kombu Connection, or of the host that it was given in place of one.
+        """Read the URL of a kombu Connection, or the host that it was given in place of one.
 
         Raises:
-            OptionError: there is no such URL. The message shows nothing that may be part of a secret.
+            OptionError: the URL is wrong. The message shows nothing that may be part of a secret.
         """
         given = client.hostname or ""
         is_url = SCHEME_END in given or "@" in given
         url = cls.parse(given if SCHEME_END in given else f"sqs://{given}") if is_url else cls(given or None)
-        # Celery has settings of their own for the parts that a URL lacks.
+        # Celery has separate settings for the parts that a URL lacks.
         url = replace(
             url,
             port=url.port or client.port or None,
@@ -74,7 +93,7 @@ class BrokerURL:
 
     @classmethod
     def parse(cls, url: str) -> BrokerURL:
-        """Read a URL. Credentials end at the last "@", so that secrets need no quotes.
+        """Read a URL. Credentials end at the last "@", so secrets need no quoting.
 
         `https://sqs.REGION.amazonaws.com` means that region, any other https:// or http:// URL an endpoint.
         """
@@ -112,11 +131,11 @@ def _host_and_port(location: str) -> tuple[str, int | None]:
     host, port = (found["host"], found["port"]) if found else ("", location)
     if not port:
         return host.lower(), None
-    if port.isascii() and port.isdecimal() and 0 < int(port) <= LAST_PORT:
+    if port.isascii() and port.isdecimal() and 0 < int(port) <= MAX_PORT:
         return host.lower(), int(port)
     # Not shown: without an "@" it is a secret.
     raise OptionError(
-        f"broker_url has a port that is no number from 1 to {LAST_PORT}, or no '@' after the secret: {FORM}"
+        f"broker_url has a port that is no number from 1 to {MAX_PORT}, or no '@' after the secret: {FORM}"
     )
 
 
@@ -129,3 +148,38 @@ def _options(query: str) -> tuple[tuple[str, str], ...]:
             "broker_url has a query that is no list of transport options: its form is ?region=eu-west-1, and "
             "several have & between them"
         ) from None
+
+
+def options_as_written(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without names that came with a retry policy, which are logged. Any thread."""
+    known = Options.known_names()
+    strange = [name for name in given if name not in known]
+    if not strange or not _are_of_a_policy(strange, given):
+        return dict(given)
+    for name in strange:
+        logger.warning(NO_OPTION, name)
+    return {name: value for name, value in given.items() if name in known}
+
+
+def note_accepted(given: Mapping[str, Any]) -> None:
+    """Note that a connection was made with these options. Any thread."""
+    _accepted.add(_ours(given))
+
+
+def _are_of_a_policy(strange: Sequence[str], given: Mapping[str, Any]) -> bool:
+    """Returns whether a retry policy brought the unknown names: the policy's valid names then come first.
+
+    It did if a connection was made before without the unknown names. Before the first connection it did if
+    all of a policy's valid names come first, and no unknown name resembles an option of ours.
+    """
+    names = list(given)
+    before = RETRY_POLICY.intersection(names[: names.index(strange[0])])
+    if before and _ours(given) in _accepted:
+        return True
+    ours = Options.known_names() - KOMBU_OPTIONS
+    return before == RETRY_POLICY and not any(difflib.get_close_matches(name, ours, 1) for name in strange)
+
+
+def _ours(given: Mapping[str, Any]) -> str:
+    ours = Options.known_names() - KOMBU_OPTIONS
+    return repr(sorted((name, value) for name, value in given.items() if name in ours))
