@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from celery import Celery
 
@@ -20,9 +20,6 @@ from celery_sqs_visibility.transport.routing import queue_of_route
 T = TypeVar("T")
 
 R = TypeVar("R")
-
-#: Requests at a time.
-MAX_THREADS: Final = 16
 
 
 def queue_names(app: Celery, options: Options) -> list[str]:
@@ -60,7 +57,7 @@ def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
     things = list(things)
     if not things:
         return []
-    with ThreadPoolExecutor(min(len(things), MAX_THREADS), "sqs-ask") as threads:
+    with ThreadPoolExecutor(min(len(things), 16), "sqs-ask") as threads:
         return list(threads.map(ask, things))
 
 

@@ -46,16 +46,8 @@ MIN_COLUMN_CHARACTERS: Final = 6
 #: Attempts at one request.
 ATTEMPTS: Final = 5
 
-#: A request that was refused so was not carried out.
-NOT_DONE: Final = (ThrottledError,)
-
-#: One that got no answer may have been.
+#: Errors that pass. A request without an answer may have been carried out, a throttled one was not.
 PASSING: Final = (ThrottledError, UnavailableError)
-
-#: Between two looks at the parent process.
-PARENT_SECONDS: Final = 1.0
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 #: The decorator of a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -154,7 +146,7 @@ def errors_as_sentences() -> Iterator[None]:
 
 
 def is_controlled(app: Celery) -> bool:
-    """Whether workers with this app's settings can be asked; as Celery's workers find it out. No request."""
+    """Returns whether workers with this app's settings listen to remote control. Makes no request."""
     with app.connection_for_read() as connection:
         enabled = bool(app.conf.worker_enable_remote_control)
         return enabled and bool(connection.supports_exchange_type("fanout"))
@@ -163,7 +155,7 @@ def is_controlled(app: Celery) -> bool:
 def ask(
     app: Celery, command: str, timeout: float, nodes: Sequence[str] = (), **arguments: Any
 ) -> dict[str, Any]:
-    """The answers of all workers, or of those nodes, by node, in order; of those that answer in time."""
+    """Send a command to all workers, or to those nodes. Returns the answers that come in time, by node."""
     replies: list[dict[str, Any]] = (
         app.control.broadcast(
             command, arguments=arguments, destination=list(nodes) or None, reply=True, timeout=timeout
@@ -239,7 +231,7 @@ def _text(cell: Any) -> str:
     return "-" if cell is None else printable(str(cell))
 
 
-def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = NOT_DONE) -> T:
+def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = (ThrottledError,)) -> T:
     """Make a request, and again while SQS throttles it. The command's thread.
 
     Args:
@@ -257,7 +249,7 @@ def end_with_parent(parent: int, end: Callable[[], None]) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            threading.Event().wait(PARENT_SECONDS)
+            threading.Event().wait(1.0)
         end()
 
     threading.Thread(target=watch, name="sqs-parent", daemon=True).start()
@@ -273,7 +265,7 @@ def stop_on_signals(*, second_raises: bool = False) -> Iterator[threading.Event]
             raise KeyboardInterrupt
         stop.set()
 
-    previous = {number: signal.signal(number, note) for number in SIGNALS}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

@@ -21,9 +21,6 @@ from celery_sqs_visibility.operate.invocation import (
 
 HOST: Final = "127.0.0.1"
 
-#: ElasticMQ's port, which its users have in their settings.
-DEFAULT_PORT: Final = 9324
-
 #: Seconds until the server has to answer: moto imports a service when it is first asked for.
 START_SECONDS: Final = 30
 
@@ -39,7 +36,7 @@ ENVIRONMENT: Final = {
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=DEFAULT_PORT,
+    default=9324,  # ElasticMQ's, which its users have in their settings
     show_default=True,
     help="0: any that is free.",
 )
@@ -82,7 +79,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _serving(listener: socket.socket) -> Iterator[str]:
-    """Serve in a thread; the URL, once SQS has answered there."""
+    """Serve in a thread. Yields the URL once SQS has answered there."""
     try:
         from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - an extra
             DomainDispatcherApplication,
@@ -119,12 +116,13 @@ def _serving(listener: socket.socket) -> Iterator[str]:
 def _ask(host: str, port: int) -> None:
     """Ask the server for ListQueues."""
     with closing(http.client.HTTPConnection(host, port, timeout=START_SECONDS)) as connection:
-        headers = {"X-Amz-Target": "AmazonSQS.ListQueues", "Content-Type": "application/x-amz-json-1.0"}
-        connection.request("POST", "/", b"{}", headers | {"Authorization": _SIGNED})
+        headers = {
+            "X-Amz-Target": "AmazonSQS.ListQueues",
+            "Content-Type": "application/x-amz-json-1.0",
+            # By which moto knows service and region.
+            "Authorization": "AWS4-HMAC-SHA256 Credential=local/20200101/us-east-1/sqs/aws4_request",
+        }
+        connection.request("POST", "/", b"{}", headers)
         answer = connection.getresponse()
         if answer.status != http.client.OK:
             raise CommandError(f"moto does not answer as SQS: {answer.status} {answer.reason}")
-
-
-#: Tells moto service and region.
-_SIGNED: Final = "AWS4-HMAC-SHA256 Credential=local/20200101/us-east-1/sqs/aws4_request"

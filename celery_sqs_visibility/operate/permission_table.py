@@ -59,35 +59,6 @@ class Statement(NamedTuple):
     roles: frozenset[str]
 
 
-#: Permissions of operators alone; docs/permissions.md lists them by command.
-OF_COMMANDS: Final = (
-    Statement("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
-    Statement("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
-    Statement("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
-    Statement(
-        "MoveDeadLetters",
-        ("sqs:StartMessageMoveTask", "sqs:ListMessageMoveTasks"),
-        "the dead-letter queue",
-        "dead_letters",
-        OPERATOR,
-    ),
-    Statement(
-        "CreatePlannedQueues",
-        (
-            "sqs:GetQueueUrl",
-            GET_ATTRIBUTES,
-            "sqs:CreateQueue",
-            "sqs:TagQueue",
-            "sqs:SetQueueAttributes",
-        ),
-        "the queue",
-        "planned",
-        OPERATOR,
-    ),
-    Statement("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
-    Statement("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
-)
-
 PERMISSIONS: Final = (
     Statement(
         "Consume",
@@ -203,7 +174,32 @@ PERMISSIONS: Final = (
         "sampled_ages",
         WORKER,
     ),
-    *OF_COMMANDS,
+    # Of operators alone; docs/permissions.md lists them by command.
+    Statement("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
+    Statement("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
+    Statement("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),
+    Statement(
+        "MoveDeadLetters",
+        ("sqs:StartMessageMoveTask", "sqs:ListMessageMoveTasks"),
+        "the dead-letter queue",
+        "dead_letters",
+        OPERATOR,
+    ),
+    Statement(
+        "CreatePlannedQueues",
+        (
+            "sqs:GetQueueUrl",
+            GET_ATTRIBUTES,
+            "sqs:CreateQueue",
+            "sqs:TagQueue",
+            "sqs:SetQueueAttributes",
+        ),
+        "the queue",
+        "planned",
+        OPERATOR,
+    ),
+    Statement("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
+    Statement("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
     Statement(
         "OfAFunction",
         (CHANGE_VISIBILITY,),

@@ -58,7 +58,7 @@ class AppResources:
         Raises:
             SQSError: the settings are no good.
         """
-        self._region = min(broker_regions(self._broker))
+        self._region = min(location.region for location in self._broker.queues.locations())
         self._account = self._options.queue_owner or ""
         names = list(names)
         for name in names:
@@ -225,11 +225,6 @@ class AppResources:
 
 def _bound(queue: Any) -> list[Any]:
     return [binding.exchange for binding in getattr(queue, "bindings", ())]
-
-
-def broker_regions(broker: BrokerContext) -> set[str]:
-    """The regions that requests go to. None is made."""
-    return {location.region for location in broker.queues.locations()}
 
 
 def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[str]:

@@ -170,9 +170,6 @@ TERRAFORM: Final = {
     "Policy": "policy",
 }
 
-#: Attributes that are JSON at SQS.
-DOCUMENTS: Final = frozenset({"RedrivePolicy", "RedriveAllowPolicy", "Policy"})
-
 
 def cloudformation(plans: Sequence[QueuePlan]) -> str:
     """A template, in JSON."""
@@ -234,7 +231,7 @@ def _text(value: str) -> str:
 
 
 def _typed(name: str, value: str) -> Any:
-    if name in DOCUMENTS:
+    if name in {"RedrivePolicy", "RedriveAllowPolicy", "Policy"}:  # JSON at SQS
         return json.loads(value)
     if value.lower() in {"true", "false"}:
         return value.lower() == "true"
@@ -339,14 +336,15 @@ def _create(
         raise NotPermittedError(f"{error}. --format prints the queues for whoever may create them") from error
 
 
-#: An attribute's value at SQS and the plan's, by the state.
-_CHANGES: Final = {"different": "{} is {}, planned {}", "updated": "{} was {}, is {}"}
-
-
 def _line(result: QueueResult) -> str:
     if result.state == "as planned":
         return f"{result.queue}: exists, as planned"
-    facts = [f"{name}={value}" for name, value in result.attributes.items()]
-    if sentence := _CHANGES.get(result.state):
-        facts = [sentence.format(n, result.now[n], value) for n, value in result.attributes.items()]
+    facts = []
+    for name, value in result.attributes.items():
+        if result.state == "different":
+            facts.append(f"{name} is {result.now[name]}, planned {value}")
+        elif result.state == "updated":
+            facts.append(f"{name} was {result.now[name]}, is {value}")
+        else:
+            facts.append(f"{name}={value}")
     return f"{result.queue}: {result.state}: {', '.join(facts)}"

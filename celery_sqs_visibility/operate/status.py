@@ -168,13 +168,6 @@ def _near_quota(depth: QueueDepth) -> str | None:
     )
 
 
-#: The cursor to the top left, and nothing below it: the next table takes the place of the last.
-REDRAW: Final = "\x1b[H\x1b[J"
-
-QUEUE_COLUMNS: Final = ["queue", "visible", "in flight", "delayed", "oldest", "dead", "req/day", "USD/day"]
-WORKER_COLUMNS: Final = ["worker", "pool", "slots busy", "held", "hidden", "paused"]
-
-
 @click.command()
 @click.option(
     "--watch",
@@ -217,7 +210,8 @@ def status(ctx: click.Context, seconds: float | None, timeout: float, *, as_json
 
 def watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: float) -> None:
     """Show the status every so many seconds, until Ctrl-C."""
-    before_each, before_next = (REDRAW, "") if sys.stdout.isatty() else ("", "\n")
+    # On a terminal the cursor goes to the top left, and each table takes the place of the last.
+    before_each, before_next = ("\x1b[H\x1b[J", "") if sys.stdout.isatty() else ("", "\n")
     try:
         while True:
             taken = take()
@@ -264,10 +258,12 @@ class WorkerAnswers:
 
 def show_status(taken: Status) -> None:
     """Print tables of queues and workers, and the notes."""
-    show_table(QUEUE_COLUMNS, [_queue_row(each) for each in taken.queues])
+    columns = ["queue", "visible", "in flight", "delayed", "oldest", "dead", "req/day", "USD/day"]
+    show_table(columns, [_queue_row(each) for each in taken.queues])
     if taken.workers:
         say()
-        show_table(WORKER_COLUMNS, [_worker_row(node, answer) for node, answer in taken.workers.items()])
+        columns = ["worker", "pool", "slots busy", "held", "hidden", "paused"]
+        show_table(columns, [_worker_row(node, answer) for node, answer in taken.workers.items()])
     for note in (*_ages(taken), *taken.notes):
         say(f"\n{note}")
 

@@ -39,9 +39,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LETTER: Final = "dead letter"
 
-#: Letters that a list looks for, unless told otherwise.
-LIST_LIMIT: Final = 100
-
 _FILTERS: Final = (
     click.option("--task", metavar="GLOB", help="Only of tasks whose name matches: 'proj.import_*'."),
     click.option("--exception", metavar="GLOB", help="Only with an exception of this name: 'ValueError'."),
@@ -95,7 +92,7 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @_place_options
 @_filters
-@click.option("--limit", type=click.IntRange(1), default=LIST_LIMIT, show_default=True, help="Most letters.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Most letters.")
 @json_option
 def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> None:  # noqa: FBT001 - click's
     """List the dead letters of QUEUE, the oldest first."""

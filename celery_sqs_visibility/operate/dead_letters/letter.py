@@ -32,9 +32,6 @@ from celery_sqs_visibility.policy.printable import printable
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.content_bounds import check_content, inflate
 
-#: The reason of a letter that SQS's own redrive has moved, which names none.
-MOVED_BY_SQS: Final = "received as often as maxReceiveCount allows, and moved by SQS"
-
 #: Content types that may be decoded here. Not pickle: who looks at a message does not run it.
 READABLE_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
 
@@ -43,14 +40,6 @@ NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
 #: Characters of an id that a table shows, and that suffice to name a message.
 SHORT_ID_CHARACTERS: Final = 8
-
-COLUMNS: Final = ["id", "task", "exception", "reason", "attempts", "age", "source queue", "worker"]
-
-#: Facts that are printed as `message --args` takes them.
-AS_JSON: Final = ("args", "kwargs")
-
-#: Characters of a cell.
-CELL_CHARACTERS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +87,12 @@ class Letter:
     @property
     def reason(self) -> str | None:
         """Why it was given up."""
-        moved = MOVED_BY_SQS if SOURCE_ARN in self.system else None
-        unreadable = str(self.content) if isinstance(self.content, UnreadableError) else None
-        return self.said.get("reason") or unreadable or moved
+        if reason := self.said.get("reason"):
+            return reason
+        if isinstance(self.content, UnreadableError):
+            return str(self.content)
+        moved = "received as often as maxReceiveCount allows, and moved by SQS"
+        return moved if SOURCE_ARN in self.system else None
 
     @property
     def source(self) -> str | None:
@@ -227,11 +219,12 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
         ]
         for letter in summaries
     ]
-    show_table(COLUMNS, rows)
+    columns = ["id", "task", "exception", "reason", "attempts", "age", "source queue", "worker"]
+    show_table(columns, rows)
 
 
 def _cell(text: str | None) -> str | None:
-    return None if text is None else truncated(" ".join(text.split()), CELL_CHARACTERS)
+    return None if text is None else truncated(" ".join(text.split()), 40)
 
 
 def whole(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: float) -> dict[str, Any]:
@@ -273,7 +266,7 @@ def _task(content: DecodedMessage) -> dict[str, Any]:
 def show_whole(facts: dict[str, Any]) -> None:
     """Print a letter, one fact a line, and each once; the traceback and the body as they are."""
     for name, value in facts.items():
-        if name in AS_JSON:
+        if name in {"args", "kwargs"}:  # as `message --args` takes them
             say(f"{name}: {json.dumps(value, default=str, ensure_ascii=False)}")
         elif isinstance(value, dict):
             new = {

@@ -37,12 +37,6 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload
 
-#: The reason for a letter that was sent, and whose deletion failed.
-TWICE: Final = "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
-
-#: The fastest pace that SQS can be told (API_StartMessageMoveTask).
-MAX_MOVES_PER_SECOND: Final = 500
-
 #: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
 NOT_KNOWN: Final = frozenset(
     ("404", "405", "500", "501", "InvalidAction", "NotImplemented", "UnknownOperationException")
@@ -170,7 +164,10 @@ class Moves:
         self.outcome.done += [letter.id for letter in sent]
         self.outcome.sent_to[target.name] += len(sent)
         if sent:
-            self._delete(sent, TWICE)
+            reason = (
+                "it was sent back and is still a dead letter, since it could not be deleted: {}. Delete it"
+            )
+            self._delete(sent, reason)
 
     def _delete(self, letters: Sequence[Letter], sentence: str) -> list[Letter]:
         """Delete up to ten letters. Returns those that were deleted."""
@@ -248,7 +245,7 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
         )
     if per_second is not None and per_second < 1:
         raise CommandError(f"SQS moves one message a second at the least, and --rate is {per_second:g}")
-    pace = None if per_second is None else min(int(per_second), MAX_MOVES_PER_SECOND)
+    pace = None if per_second is None else min(int(per_second), 500)  # API_StartMessageMoveTask takes no more
     source = place.letters.arn()
     before = _start(place, source, pace)
     try:

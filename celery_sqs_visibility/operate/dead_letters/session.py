@@ -34,9 +34,6 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 #: How long a message is hidden at a time, and stays hidden where the command is killed.
 HOLD_SECONDS: Final = 120
 
-#: A long poll, since a short one asks only some of SQS's servers.
-WAIT_SECONDS: Final = 1
-
 #: After this many receives in a row without a new message, or with later ones only, the look ends.
 MAX_REPEATS: Final = 3
 
@@ -169,7 +166,8 @@ class HeldMessages:
 
     def _receive(self) -> list[ReceivedMessage]:
         called = self._clock.monotonic()
-        receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, WAIT_SECONDS, OPTIONS)
+        # A long poll, of a second: a short one asks only some of SQS's servers.
+        receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, 1, OPTIONS)
         received = patiently(receive)
         for message in received:
             self._handles[message["MessageId"]] = message["ReceiptHandle"], called + HOLD_SECONDS

@@ -38,8 +38,6 @@ from celery_sqs_visibility.worker.drain import (
 #: Polls of an empty queue at `wait_time_seconds=0` are a second apart, or `polling_interval`.
 SECONDS_A_DAY = 86_400
 
-SECONDS_A_MONTH = 30 * SECONDS_A_DAY
-
 #: Longer polls of empty queues cost too little to be reported.
 LONG_POLL_SECONDS = 10
 
@@ -167,7 +165,7 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
     for entry, own, names in facts.options_of_queues():
         if own.wait_time_seconds < LONG_POLL_SECONDS:
             pace = max(1.0, own.wait_time_seconds + own.polling_interval)
-            usd, least = (usd_of(SECONDS_A_MONTH / each, names[0]) for each in (pace, WAIT_TIME_SECONDS))
+            usd, least = (usd_of(30 * SECONDS_A_DAY / each, names[0]) for each in (pace, WAIT_TIME_SECONDS))
             yield Finding(
                 Severity.NOTE if own.wait_time_seconds else Severity.WARNING,
                 and_more(names, "queue"),

@@ -57,7 +57,6 @@ def doctor(
     ctx.exit(0 if is_well(findings) else 1)
 
 
-WIDTH_COLUMNS: Final = 80
 INDENT: Final = " " * 9
 COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
@@ -121,5 +120,5 @@ def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[
 
 
 def _wrapped(text: str) -> str:
-    lines = textwrap.wrap(text, WIDTH_COLUMNS - len(INDENT), break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(text, 80 - len(INDENT), break_long_words=False, break_on_hyphens=False)
     return f"\n{INDENT}".join(lines)

@@ -62,19 +62,8 @@ from celery_sqs_visibility.transport.routing import queue_of_task
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.drain import grace_period
 
-#: The most failures of a task whose delays are looked at.
-MAX_DELAYS: Final = 1000
-
-#: Set by Kubernetes in every container.
-KUBERNETES_VARIABLE: Final = "KUBERNETES_SERVICE_HOST"
-
-CELERYS_OWN: Final = "celery."
-
 #: Attributes by which a task's author says after which exceptions it runs again, or how often.
 OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
-
-#: DynamoDB's code for a table that is not there.
-NO_TABLE: Final = "ResourceNotFoundException"
 
 #: No receipt handle looks like it.
 NO_HANDLE: Final = "no-receipt-handle"
@@ -98,7 +87,8 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         scheduled=scheduled_tasks(app),
         task_names=frozenset(app.tasks),
         store_problem=(problem := _store_problem(broker)),
-        store_remedy=_table_to_create(broker) if NO_TABLE in problem else "",
+        # DynamoDB's code for a table that is not there.
+        store_remedy=_table_to_create(broker) if "ResourceNotFoundException" in problem else "",
         command=own_command(),
         control_permissions=permissions_of_control(broker.queues.sqs, options.whole_control_prefix)
         if options.remote_control
@@ -135,7 +125,7 @@ def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict
     """The app's own tasks; and those that Celery would not route, with its sentence."""
     found, unbound = [], {}
     for name, task in sorted(app.tasks.items()):
-        if name.startswith(CELERYS_OWN):
+        if name.startswith("celery."):
             continue
         if reason := _why_unroutable(app, task):
             unbound[name] = reason
@@ -198,11 +188,11 @@ def _choices(task: Any) -> set[str]:
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:
-    """The delays after each failure but the last; a user's callable is given a plain Exception."""
+    """The delays after the first 1,000 failures; a user's callable is given a plain Exception."""
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
-    return tuple(rest if wait is None else wait for wait in islice(waits, MAX_DELAYS))
+    return tuple(rest if wait is None else wait for wait in islice(waits, 1000))
 
 
 def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
@@ -265,7 +255,7 @@ def _machine(broker: BrokerContext) -> Machine:
     return Machine(
         grace=grace,
         grace_reason=reason,
-        kubernetes=KUBERNETES_VARIABLE in os.environ,
+        kubernetes="KUBERNETES_SERVICE_HOST" in os.environ,
         remapped=os.environ.get("REMAP_SIGTERM") == "SIGQUIT",
         clock_offset=clock_offset(endpoint),
     )

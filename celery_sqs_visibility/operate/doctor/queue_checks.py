@@ -137,16 +137,13 @@ def check_receives(facts: Facts) -> Iterator[Finding]:
             continue
         limited = [t for t in tasks if t.comes_back and t.max_retries is not None]
         task = max(limited, key=lambda each: each.max_retries or 0, default=None)
-        if task is not None and redrive.max_receive_count < _receives_needed(task):
+        needed = (task.max_retries or 0) + 1 + SPARE_RECEIVES if task else 0
+        if task and redrive.max_receive_count < needed:
             yield _too_few_receives(queue, redrive, task)
             continue
         late = [t.name for t in tasks if t.acks_late]
         if late and redrive.max_receive_count < MIN_RECEIVES:
             yield _no_spare_receive(queue, redrive, late)
-
-
-def _receives_needed(task: TaskFacts) -> int:
-    return (task.max_retries or 0) + 1 + SPARE_RECEIVES
 
 
 def _no_spare_receive(queue: QueueFacts, redrive: Redrive, tasks: list[str]) -> Finding:

@@ -19,14 +19,13 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
+from string import ascii_letters, digits
 from typing import Any, Final, TextIO
 
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.printable import printable
 
 SECONDS: Final = 1.0
-
-REQUEST: Final = "GET {path} HTTP/1.0\r\n\r\n"
 
 SUFFIX: Final = ".sock"
 
@@ -36,12 +35,7 @@ OF_PROCESS: Final = "~"
 #: The longest path of a Unix socket has 107 bytes on Linux, and most are the directory's.
 MAX_NAME_CHARACTERS: Final = 48
 
-#: Another worker has the directory's lock for a moment.
-LOCK_ATTEMPTS: Final = 20
-
-LOCK_PAUSE_SECONDS: Final = 0.05
-
-SAFE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@._-")
+SAFE: Final = frozenset(ascii_letters + digits + "@._-")
 
 
 def directory() -> str:
@@ -110,11 +104,11 @@ def _directory_lock() -> Iterator[None]:
     """Let one worker at a time begin to listen: none sees a socket that is bound and does not accept yet."""
     lock = os.open(directory(), os.O_RDONLY)
     try:
-        for _ in range(LOCK_ATTEMPTS):
+        for _ in range(20):  # for a second
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            threading.Event().wait(LOCK_PAUSE_SECONDS)
+            threading.Event().wait(0.05)
         else:
             raise TimeoutError("another worker keeps its lock")  # it is suspended
         yield
@@ -174,7 +168,7 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
             try:
                 _limit(connection, until)
                 connection.connect(address)
-                connection.sendall(REQUEST.format(path=path).encode())
+                connection.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
             except (ConnectionRefusedError, FileNotFoundError):
                 continue  # it was killed, or has just ended
             except OSError:
