@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import deque
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import factories
 from support.clock import FakeClock
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.control import event_feed
-from celery_sqs_visibility.control.event_feed import LINGER_SECONDS, NEW_SECONDS, EventFeed, EventMessage
+from celery_sqs_visibility.control.event_feed import (
+    BATCH_BYTES,
+    LINGER_SECONDS,
+    LIVENESS_CHECK_SECONDS,
+    LIVENESS_CHECKS,
+    NEW_SECONDS,
+    EventFeed,
+    EventMessage,
+    Liveness,
+    bytes_of,
+    take_batch,
+)
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import EventsDropped, subscribe
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
-SENDS = "SendMessageBatch"
+SENDS, ASKS = "SendMessageBatch", "GetQueueAttributes"
 
 
 def encode(message):
@@ -174,3 +189,128 @@ def test_a_flush_without_events_waits_for_nothing_and_one_in_vain_says_so(world)
     world.submit(1)
     assert not world.feed.flush(0)
     assert work_off(world.feed.lane) == 0, "events wait for others again"
+
+
+EVENTS = st.builds(lambda n: {"n": n, "text": '],["'}, st.integers(0, 9))
+CONTENTS = st.lists(EVENTS | st.lists(EVENTS, max_size=4), max_size=20)
+
+
+def message(content, sender="a"):
+    return EventMessage(json.dumps(content), {"hostname": sender})
+
+
+def flat(contents):
+    return [event for each in contents for event in (each if isinstance(each, list) else [each])]
+
+
+@pytest.mark.parametrize("limit", [1, 40, BATCH_BYTES])
+@given(contents=CONTENTS)
+def test_all_events_of_a_sender_arrive_in_order(contents, limit):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_feed, "BATCH_BYTES", limit)
+        waiting, arrived = deque(map(message, contents)), []
+        while waiting:
+            (merged,) = take_batch(waiting)
+            assert merged.events == len(flat([json.loads(merged.body)]))
+            arrived.append(json.loads(merged.body))
+    assert flat(arrived) == flat(contents)
+
+
+def test_other_senders_have_messages_of_their_own():
+    waiting = deque([message({"n": 1}), message([{"n": 2}, {"n": 3}]), message({"n": 4}, sender="b")])
+    batch = take_batch(waiting)
+    assert [each.body for each in batch] == ['[{"n": 1},{"n": 2}, {"n": 3}]', '{"n": 4}']
+    assert [each.events for each in batch] == [3, 1]
+
+
+def test_a_request_has_ten_messages_and_so_many_bytes_at_the_most():
+    senders = [message({}, sender=str(number)) for number in range(BATCH_ENTRIES + 1)]
+    large = [message("x" * (BATCH_BYTES // 2))] * 3
+    for waiting, taken in ((deque(senders), BATCH_ENTRIES), (deque(large), 1)):
+        assert len(take_batch(waiting)) == taken
+        assert waiting
+    assert bytes_of(take_batch(deque([message("x" * (2 * BATCH_BYTES))]))) > BATCH_BYTES
+
+
+class MonitoredWorld:
+    def __init__(self, *, lingers=True):
+        self.clock = FakeClock()
+        self.sqs = FakeSQS(self.clock)
+        self.queue = factories.queue(self.sqs, "celeryev")
+        self.feed = EventFeed(
+            self.queue, lambda each: OutgoingMessage(each.body), print, self.clock, lingers=lingers
+        )
+
+    def count(self, action):
+        return len(factories.requests(self.sqs, action))
+
+    def send(self, seconds, *, receives=False):
+        """An event each second; how many requests brought them."""
+        before = self.count(SENDS)
+        for _ in range(int(seconds)):
+            self.feed.submit(EventMessage("{}", {}))
+            self.clock.advance(1)
+            work_off(self.feed.lane)
+            if receives:
+                self.receive()
+        return self.count(SENDS) - before
+
+    def receive(self):
+        """What is received stays in flight until it expires."""
+        self.sqs.receive(self.queue.url, 10, 0, ReceiveOptions(visibility_timeout=600))
+
+
+@pytest.fixture
+def monitored():
+    return MonitoredWorld()
+
+
+def test_a_monitor_that_receives_gets_all_and_is_looked_at_seldom(monitored):
+    assert monitored.send(300, receives=True) == 300
+    assert monitored.count(ASKS) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
+
+
+def test_a_monitor_that_receives_no_more_gets_few_until_it_receives_again(monitored, caplog):
+    caplog.set_level("INFO")
+    monitored.send(LIVENESS_CHECKS * LIVENESS_CHECK_SECONDS + 1)
+    assert monitored.send(300) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
+    assert caplog.text.count("receives no more") == 1
+    monitored.receive()
+    monitored.send(LIVENESS_CHECK_SECONDS + 1)
+    assert monitored.send(100, receives=True) == 100
+    assert caplog.text.count("receives again") == 1
+
+
+def test_without_the_right_it_gets_all(monitored, caplog):
+    caplog.set_level("INFO")
+    monitored.sqs.fail_next(ASKS, AccessDeniedError("not allowed"))
+    assert monitored.send(300) == 300
+    assert caplog.text.count("allow sqs:GetQueueAttributes") == 1
+
+
+def test_an_error_that_passes_says_nothing_about_it(monitored):
+    monitored.sqs.fail_next(ASKS, UnavailableError("no answer"))
+    assert monitored.send(2 * LIVENESS_CHECK_SECONDS + 1) == 2 * LIVENESS_CHECK_SECONDS + 1
+
+
+def test_a_client_does_not_look():
+    monitored = MonitoredWorld(lingers=False)
+    assert monitored.send(300) == 300
+    assert monitored.count(ASKS) == 0
+
+
+def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_once(monitored):
+    now = monitored.clock.monotonic()
+    listener = Liveness(monitored.queue, monitored.clock)
+    for waiting, received, silent in (
+        (1, 0, False),
+        (0, 1, False),
+        (1, 0, False),
+        (1, 0, True),
+        (0, 0, True),
+    ):
+        listener._judge(waiting, received)
+        assert listener.is_silent == silent
+    listener._judge(1, 1)
+    assert not listener.is_silent
+    assert monitored.clock.monotonic() == now

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.factories import requests
 
@@ -10,11 +12,15 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.control import queues as directory
 from celery_sqs_visibility.control.queues import (
     ALIVE_TAG,
+    EXCHANGE_TAG,
     LIST_SECONDS,
     NODE_TAG,
+    SIGN_OF_LIFE_SECONDS,
     STALE_SECONDS,
     SWEPT_QUEUES,
     ControlQueues,
+    is_stale,
+    tags_of,
 )
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -226,3 +232,32 @@ def test_a_sweep_that_is_refused_midway_is_told(sqs, clock, queues, caplog):
     queues.sweep(EXCHANGE)
     assert "cannot sweep control queues of processes that are gone, which stay" in caplog.text
     assert len(names(sqs)) == 1
+
+
+NOW = 1_700_000_000.0
+
+
+@given(st.floats(0, NOW), st.text(), st.text())
+def test_a_queue_is_stale_when_its_signs_of_life_have_ended(age, exchange, node):
+    tags = tags_of(exchange, node, NOW - age)
+    assert is_stale(tags, exchange, NOW) == (NOW - int(NOW - age) > STALE_SECONDS)
+    assert all(len(value) <= 256 for value in tags.values())
+
+
+def test_several_signs_of_life_may_be_missed_and_clocks_differ():
+    assert STALE_SECONDS >= 2 * SIGN_OF_LIFE_SECONDS + 2 * 300
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {EXCHANGE_TAG: "other.pidbox"},
+        {NODE_TAG: None},
+        {ALIVE_TAG: None},
+        {ALIVE_TAG: "-1"},
+        {ALIVE_TAG: "²"},
+    ],
+)
+def test_a_queue_without_our_tags_is_never_stale(change):
+    tags = {**tags_of("celery.pidbox", "a@host", 0.0), **change}
+    assert not is_stale({k: v for k, v in tags.items() if v is not None}, "celery.pidbox", NOW)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import math
 import os
 import signal
+import sys
 import threading
 from types import SimpleNamespace
 
 import pytest
-from celery import Task, signals
+from celery import signals
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
-from celery.worker.request import Request
+from celery.worker.consumer.connection import Connection
 
-from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.worker.bootsteps import Endings
-from celery_sqs_visibility.worker.bound_tasks import bind_request_class
+from celery_sqs_visibility.worker import bootsteps as module
+from celery_sqs_visibility.worker.bootsteps import Deliveries, Endings, quiet_dependencies, restart_by_module
 from celery_sqs_visibility.worker.drain import Drain
-from celery_sqs_visibility.worker.request import DeliveryRequest
-from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
-from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 HOSTNAME = "worker@host"
 SOFT_TIMEOUT = 7
@@ -135,15 +135,6 @@ def test_a_cold_shutdown_is_a_drain_in_place_of_celerys_handler(ending, consumer
     assert celerys == []
 
 
-@pytest.mark.usefixtures("ending")
-def test_so_is_one_whose_handler_celery_installs_at_the_first_ctrl_c(asked):
-    celerys = celerys_cold_handler(signal.SIGINT)
-    tell("Warm", "SIGINT")
-    signal.raise_signal(signal.SIGINT)
-    assert asked == [WARM, "shorten_polls", COLD]
-    assert celerys == []
-
-
 def test_the_first_sigint_ends_with_the_status_of_sigterm(ending, consumer):
     numbers = []
 
@@ -244,29 +235,232 @@ def test_of_two_workers_in_turn_each_hears_its_signals(consumer, asked):
     assert asked == [WARM, "shorten_polls", COLD] * 2
 
 
-class UsersRequest(Request):
-    """Knows nothing of SQS."""
+class StubDrain:
+    """Notes what it is asked for."""
+
+    def __init__(self, noted):
+        self.calls = noted.calls
+        self.interrupts_main_thread = False
+
+    def start(self):
+        self.calls.append("start")
+
+    def begin(self, timeout=None, *, cold=False):
+        self.calls.append(("begin", timeout, cold))
+
+    def __getattr__(self, name):
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda: self.calls.append(name)
 
 
-class UsersVisibilityRequest(VisibilityRequest):
-    """Of a task that does."""
+@pytest.fixture
+def leases(monkeypatch):
+    """What tasks and the event loop are told."""
+    told = []
+    table = SimpleNamespace(stop=lambda: told.append("stop"), wake=lambda: told.append("wake"))
+    monkeypatch.setattr(module, "lease_table", lambda: table)
+    return told
 
 
+@pytest.fixture
+def noted():
+    return SimpleNamespace(
+        calls=[],
+        connection=SimpleNamespace(transport=SimpleNamespace(context=SimpleNamespace())),
+        controller=SimpleNamespace(exitcode=None),
+        hostname=HOSTNAME,
+        app=SimpleNamespace(conf=SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)),
+        connect=lambda: None,
+    )
+
+
+@pytest.fixture
+def noted_ending(noted, monkeypatch, leases):
+    monkeypatch.setattr(module, "Drain", StubDrain)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
+    noted_ending = Endings(noted)
+    noted_ending.create(noted)
+    noted_ending.start(noted)
+    noted.calls.clear()
+    yield noted_ending
+    noted_ending.shutdown(noted)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_the_command_shutdown_ends_a_worker_as_sigterm_does(noted_ending, noted, leases):
+    noted.connection.transport.context.on_remote_shutdown()
+    assert state.should_stop == 0
+    assert (noted.calls, leases) == ([("begin", None, False)], ["stop"])
+
+
+@pytest.mark.usefixtures("noted_ending")
+def test_a_second_signal_wakes_the_event_loop_and_the_first_does_not(noted, leases):
+    tell("Warm", "SIGTERM")
+    assert leases == ["stop"]
+    tell("Warm", "SIGTERM")
+    assert leases == ["stop", "stop", "wake"]
+    assert noted.calls == [("begin", None, False), "hurry", ("begin", None, False)]
+
+
+@pytest.mark.usefixtures("noted_ending", "leases")
+def test_a_cold_end_is_a_failure_and_a_warm_one_leaves_the_status_to_celery(noted):
+    tell("Warm", "SIGTERM")
+    assert noted.controller.exitcode is None
+    tell("Cold", "SIGQUIT")
+    assert noted.controller.exitcode == 1
+    tell("Cold", "SIGQUIT")
+    assert [each for each in noted.calls if each[0] == "begin"] == [
+        ("begin", None, False),
+        ("begin", SOFT_TIMEOUT, True),
+        ("begin", 0, True),
+    ]
+
+
+@pytest.mark.usefixtures("noted_ending")
+def test_a_worker_that_closes_gives_its_runs_all_their_time_and_tells_them(noted, leases):
+    noted.close()
+    assert (noted.calls, leases) == ([("begin", math.inf, False)], ["stop"])
+
+
+@pytest.mark.usefixtures("noted_ending", "leases")
 @pytest.mark.parametrize(
-    ("base", "theirs", "bases"),
+    ("reason", "before", "status"),
     [
-        (Task, Task.Request, [DeliveryRequest]),
-        (VisibilityTask, VisibilityTask.Request, [VisibilityRequest]),
-        (Task, UsersRequest, [UsersRequest, DeliveryRequest]),
-        (VisibilityTask, UsersRequest, [UsersRequest, VisibilityRequest]),
-        (VisibilityTask, UsersVisibilityRequest, [UsersVisibilityRequest]),
+        (WorkerTerminate(74), None, 74),
+        (WorkerTerminate(74), 1, 1),
+        (WorkerShutdown(0), None, None),
+        (OSError("too many open files"), None, None),
     ],
 )
-def test_a_tasks_request_class_is_ours_or_mixed_with_it_and_bound_to_the_latest_worker(base, theirs, bases):
-    task = base()
-    task.Request = theirs
-    for worker in (WorkerContext(), WorkerContext()):
-        bind_request_class(task, worker)
-        assert task.Request.worker is worker
-        assert [each for each in task.Request.__mro__ if each in bases] == bases
-    assert len(task.Request.__mro__) <= len(bases) + len(VisibilityRequest.__mro__) + 1
+def test_the_status_with_which_celery_gives_up_is_kept(noted, reason, before, status):
+    noted.controller.exitcode = before
+    try:
+        raise reason
+    except type(reason):
+        noted.close()
+    assert noted.controller.exitcode == status
+
+
+@pytest.mark.usefixtures("leases")
+def test_the_end_of_a_worker_finishes_its_drain_before_its_queues_go(noted_ending, noted):
+    noted_ending.shutdown(noted)
+    assert noted.calls == ["finish", "cancel", "end_broadcasts"]
+    noted_ending.shutdown(noted)
+    assert len(noted.calls) == 3
+
+
+@pytest.mark.usefixtures("leases")
+def test_a_signal_while_the_drain_finishes_shortens_it(noted_ending, noted, monkeypatch):
+    monkeypatch.setattr(noted_ending._drain, "finish", lambda: tell("Warm", "SIGTERM"), raising=False)
+    noted_ending.shutdown(noted)
+    assert noted.calls == [("begin", None, False), "cancel", "end_broadcasts"]
+
+
+def worker_Cold(_number, _frame):  # noqa: N802 - Celery's name
+    raise AssertionError
+
+
+@pytest.mark.usefixtures("leases")
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_a_signal_for_the_run_on_the_main_thread_interrupts_it_and_nothing_else(
+    noted_ending, noted, monkeypatch, interruptible
+):
+    signal.signal(signal.SIGQUIT, worker_Cold)
+    noted_ending.start(noted)
+    noted_ending._drain.interrupts_main_thread = True
+    monkeypatch.setattr(module, "may_interrupt", lambda _frame: interruptible)
+    if interruptible:
+        with pytest.raises(WorkerShutdown):
+            signal.raise_signal(signal.SIGQUIT)
+    else:
+        signal.raise_signal(signal.SIGQUIT)
+    assert noted.calls == []
+    assert state.should_stop is None
+
+
+@pytest.fixture
+def hangup():
+    before = signal.getsignal(signal.SIGHUP)
+    yield lambda handler: signal.signal(signal.SIGHUP, handler)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(("by_module", "celerys"), [(True, True), (True, False), (False, True)])
+def test_a_worker_that_was_started_by_python_m_restarts_so_at_sighup(monkeypatch, hangup, by_module, celerys):
+    called = []
+
+    def handler(*args):
+        called.append(args)
+
+    handler.__name__ = module.RESTART_HANDLER if celerys else "theirs"
+    hangup(handler)
+    main = SimpleNamespace(__spec__="spec" if by_module else None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    hooks = []
+    monkeypatch.setattr(atexit, "register", hooks.append)
+    restart_by_module()
+    restart_by_module()
+    signal.raise_signal(signal.SIGHUP)
+    assert len(called) == 1
+    assert len(hooks) == (by_module and celerys)
+    monkeypatch.setattr(sys, "argv", ["/path/celery/__main__.py", "worker"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "celery", "worker"])
+    for hook in hooks:
+        hook()
+        assert sys.argv == ["-m", "celery", "worker"]
+
+
+def test_stats_show_the_broker_as_celery_does_without_secrets_of_the_options(monkeypatch):
+    told = {"hostname": "sqs", "transport_options": {"secret_access_key": "s3cret", "region": "eu-west-1"}}
+    step = Connection.__new__(Connection)
+    monkeypatch.setattr(Connection, "info", lambda *_: {"broker": told})
+    shown = Deliveries.__new__(Deliveries).info(SimpleNamespace(steps=[object(), step]))
+    assert shown["broker"]["hostname"] == "sqs"
+    assert shown["broker"]["transport_options"]["region"] == "eu-west-1"
+    assert "s3cret" not in str(shown)
+    monkeypatch.setattr(Connection, "info", lambda *_: {"broker": "N/A"})
+    assert Deliveries.__new__(Deliveries).info(SimpleNamespace(steps=[step])) is None
+
+
+LOGGERS = ("boto3", "botocore", "s3transfer", "urllib3")
+
+
+@pytest.fixture(autouse=True)
+def _levels():
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.NOTSET)
+    yield
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+
+
+def levels():
+    return {logging.getLogger(name).level for name in LOGGERS}
+
+
+def test_they_write_warnings_whatever_the_root_loggers_level():
+    quiet_dependencies()
+    assert levels() == {logging.WARNING}
+
+
+def test_a_level_that_somebody_has_set_stays():
+    logging.getLogger("botocore").setLevel(logging.DEBUG)
+    quiet_dependencies()
+    assert logging.getLogger("botocore").level == logging.DEBUG
+    assert logging.getLogger("urllib3").level == logging.WARNING
+
+
+def test_logging_that_the_user_sets_up_is_left_alone():
+    def set_up_logging(**_):
+        """A user's."""
+
+    signals.setup_logging.connect(set_up_logging)
+    try:
+        quiet_dependencies()
+    finally:
+        signals.setup_logging.disconnect(set_up_logging)
+    assert levels() == {logging.NOTSET}

@@ -9,25 +9,18 @@ import pytest
 from celery.events.state import State
 from celery.exceptions import ImproperlyConfigured, Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker import state
-from support.clock import FakeClock
 from support.factories import (
-    EVERYTHING,
-    TIMEOUT,
     FakeHolder,
     exc_info,
     held_delivery,
     request,
-    send,
-    sqs_queue,
 )
 
-from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Renew, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.stores.port import Processed, Processing
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun, Spent, Unanswered
@@ -141,26 +134,6 @@ def test_a_run_that_may_go_on_is_not_failed_by_what_was_received_often(make, app
     ((reason, attributes),) = made.settled
     assert reason == "failed at its last attempt"
     assert "the runs before were lost" in attributes["exception"]
-
-
-def test_a_run_over_the_twelve_hours_is_not_failed_by_its_message_however_often_that_comes_back(make, app):
-    """SQS extends it no more; the run goes on, and so does its key's lease."""
-    app.backend.get_task_meta = lambda _id, cache=True: {"status": "STARTED"}
-    clock = FakeClock()
-    began = clock.monotonic()
-    queue = sqs_queue(sqs=FakeSQS(clock))
-    send(queue, "a task")
-    (running,) = queue.sqs.receive(queue.url, 1, 0, EVERYTHING)
-    while not queue.sqs.change_visibility(queue.url, [(running["ReceiptHandle"], TIMEOUT)]).failed:
-        clock.advance(TIMEOUT - 40)
-    assert clock.monotonic() - began > VISIBILITY_HORIZON_SECONDS - TIMEOUT
-    for receive_count in range(2, 9):
-        clock.advance(TIMEOUT)
-        (again,) = queue.sqs.receive(queue.url, 1, 0, EVERYTHING)
-        assert again["Attributes"]["ApproximateReceiveCount"] == str(receive_count)
-        made = make(receive_count=receive_count, max_retries=0)
-        assert not made.revoked()
-        assert made.settled == [], "whoever gets the key knows"
 
 
 def test_a_lost_run_had_the_attempts_that_its_key_knows(make):

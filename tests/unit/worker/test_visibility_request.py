@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 from celery import signals, states
-from celery.exceptions import Ignore, Reject, TimeLimitExceeded, WorkerLostError
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import Ignore, NotRegistered, Reject, Terminated, TimeLimitExceeded, WorkerLostError
+from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from celery.worker.request import Request
 from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
 
+from celery_sqs_visibility import InactivityError
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
 from celery_sqs_visibility.task.tracing import VisibilityRetry
-from celery_sqs_visibility.worker.visibility_request import RELEASES_FORGIVEN, chord_claim_seconds
+from celery_sqs_visibility.worker import worker_context
+from celery_sqs_visibility.worker.visibility_request import (
+    KILLED_WITHIN_SECONDS,
+    RELEASES_FORGIVEN,
+    StoredResult,
+    chord_claim_seconds,
+    described,
+)
 
 LOST = WorkerLostError("its process is gone")
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -453,3 +465,196 @@ def test_the_lost_run_of_a_chords_member_that_was_counted_before_does_not_count(
         note_counted(one.task, one.id)
     one.on_timeout(soft=False, timeout=5)
     assert seen == [states.FAILURE] * (not counted)
+
+
+class Trouble(Exception):
+    """A user's own."""
+
+
+class MuteError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("exc", "text"),
+    [
+        (ValueError("no"), "ValueError: no"),
+        (KeyError("a"), "KeyError: 'a'"),
+        (Trouble("in vain"), f"{__name__}.Trouble: in vain"),
+        (UnpickleableExceptionWrapper("proj.errors", "Locked", ("a", 2)), "proj.errors.Locked: a, 2"),
+    ],
+)
+def test_an_exception_is_described_by_type_and_message(exc, text):
+    assert described(exc) == text
+
+
+def test_an_exception_that_cannot_say_what_it_is_is_described_all_the_same():
+    assert described(MuteError()).startswith(f"{__name__}.MuteError: ")
+
+
+@pytest.mark.parametrize(
+    ("meta", "at"),
+    [
+        *[
+            ({"date_done": done}, NOON.timestamp())
+            for done in (
+                NOON,
+                NOON.isoformat(),
+                NOON.isoformat().replace("+00:00", "Z"),
+                NOON.replace(tzinfo=None),  # SQL and MongoDB
+                NOON.replace(tzinfo=None).isoformat(),
+                NOON.astimezone(timezone(timedelta(hours=5))).isoformat(),
+            )
+        ],
+        *[(meta, None) for meta in ({}, {"date_done": None}, {"date_done": 7}, {"date_done": "yesterday"})],
+    ],
+)
+def test_the_time_of_an_outcome_without_a_zone_is_utc_and_one_that_cannot_be_read_is_not_known(meta, at):
+    assert StoredResult(meta).done_at == at
+
+
+@pytest.mark.parametrize(("error", "failed"), [(Trouble("in vain"), True), (NotRegistered("t"), False)])
+def test_a_task_that_another_worker_did_not_know_has_not_failed(error, failed):
+    facts = SimpleNamespace(first_received=NOON.timestamp() - 1)
+    delivery = SimpleNamespace(facts=facts, moved_from=None)
+    meta = {"status": states.FAILURE, "result": error, "date_done": NOON}
+    assert StoredResult(meta).is_failure_of(delivery) is failed
+
+
+@pytest.mark.parametrize("uri", ["rpc://", "redis://"])
+def test_a_backend_that_cannot_tell_or_does_not_answer_tells_nothing(uri):
+    def get_task_meta(*_, **__):
+        assert uri != "rpc://", "asking would make a queue"
+        raise ConnectionError
+
+    backend = SimpleNamespace(as_uri=lambda: uri, get_task_meta=get_task_meta)
+    assert StoredResult.read(SimpleNamespace(backend=backend), "id").status is None
+
+
+LIMIT = 30
+KILLED = (4711, 9)
+
+
+@pytest.fixture
+def make_silent(app, leases):
+    """`make_silent(facts={...})`: a request whose run was silent; `steps` says what follows."""
+
+    def make_silent(*, processes=True, facts=None, **options):
+        steps = []
+
+        class Task(VisibilityTask):
+            def on_failure(self, exc, *_):
+                steps.append(("on_failure", type(exc)))
+
+        options = {"error_visibility_timeout": 9, "inactivity_timeout": LIMIT, **options}
+        app.task(noop, base=Task, name="task", shared=False, **options)
+        holder = FakeHolder()
+        delivery = held_delivery(holder, **(facts or {}))
+        made = request(app.tasks["task"], delivery, processes=processes)
+        delivery.lease = leases.take(delivery.deadline, pytest.fail)
+        delivery.lease.last_sign = INACTIVE
+        made.holder, made.steps, holder.settled = holder, steps, steps
+        made.worker.pool.terminate_job = lambda pid, signal: steps.append((pid, signal))
+        made.time_start, made.worker_pid = 1.0, 4711
+        state.active_requests.add(made)
+        return made
+
+    return make_silent
+
+
+def end(one):
+    """As the supervisor does."""
+    one.delivery.inactivity.end_run()
+
+
+@pytest.mark.parametrize("processes", [True, False])
+def test_it_comes_back_and_a_process_is_killed_first_a_greenlet_last(make_silent, app, processes, caplog):
+    one = make_silent(processes=processes)
+    end(one)
+    steps = [KILLED, Hide(9)]
+    assert one.steps == (steps if processes else steps[::-1])
+    assert app.AsyncResult(one.id).status == "RETRY"
+    assert "failed at attempt 1 of 4 and comes back in 9 s: InactivityError(" in caplog.text
+    one.on_failure(exc_info(Terminated(9)))  # the pool tells of its end
+    assert len(one.steps) == 2
+
+
+def test_at_the_last_attempt_it_is_given_up_and_errbacks_hear_of_it(make_silent, app):
+    failed = []
+    receiver = signals.task_failure.connect(lambda exception, **_: failed.append(exception), weak=False)
+    one = make_silent(facts={"receive_count": 4})
+    end(one)
+    signals.task_failure.disconnect(receiver)
+    killed, (reason, attributes), handler = one.steps
+    assert (killed, reason, handler) == (
+        KILLED,
+        "failed at its last attempt",
+        ("on_failure", InactivityError),
+    )
+    assert attributes["exception"].endswith("InactivityError: no sign of life for 30 s (inactivity_timeout)")
+    assert [type(exc) for exc in failed] == [InactivityError]
+    assert app.AsyncResult(one.id).status == "FAILURE"
+
+
+def test_a_task_that_excludes_it_fails_for_good(make_silent):
+    one = make_silent(dont_autoretry_for=(InactivityError,))
+    end(one)
+    assert one.steps[1][0] == "failed, and is not to be retried"
+
+
+def test_its_message_is_hidden_until_the_run_is_gone(make_silent):
+    one = make_silent(error_visibility_timeout=0)
+    end(one)
+    assert one.steps[1] == Hide(KILLED_WITHIN_SECONDS)
+
+
+def test_what_has_ended_is_not_ended_again(make_silent):
+    read, code_over, settled = make_silent(), make_silent(), make_silent()
+    state.task_ready(read)
+    code_over.delivery.lease.last_sign = UNWATCHED
+    settled.acknowledge()
+    settled.delivery.lease = None  # as a settlement leaves it
+    for one in (read, code_over, settled):
+        end(one)
+    assert read.steps == code_over.steps == []
+    assert settled.steps == [Delete()]
+
+
+def test_where_the_pool_cannot_end_it_one_warning_says_what_follows(make_silent, caplog):
+    one = make_silent(processes=False)
+    one.worker.pool = SoloPool()
+    end(one)
+    assert one.steps == []
+    assert "has shown no life for 30 s, and its pool has no way to end it" in caplog.text
+
+
+def test_in_processes_it_is_ended_where_results_are_read(make_silent, monkeypatch, leases):
+    monkeypatch.setattr(worker_context, "lease_table", lambda: leases)
+    one, called = make_silent(), []
+    one.worker.hub = SimpleNamespace(call_soon=called.append)
+    end(one)
+    assert one.steps == []
+    called[0]()
+    assert one.steps == [KILLED, Hide(9)]
+
+
+def test_an_error_leaves_neither_the_event_loop_nor_the_message(make_silent, monkeypatch, caplog):
+    one = make_silent()
+    monkeypatch.setattr(one.task.backend, "mark_as_retry", lambda *_, **__: 1 // 0)
+    end(one)
+    assert one.steps == [KILLED, Hide(9)]
+    assert "could not be ended" in caplog.text
+
+
+def test_a_silent_run_whose_failure_cannot_be_stored_comes_back(make_silent, monkeypatch):
+    one = make_silent(max_retries=0)
+    monkeypatch.setattr(one.task.backend, "mark_as_failure", lambda *_, **__: 1 // 0)
+    end(one)
+    assert one.steps[1] == AFTER_AN_ERROR
+
+
+def test_a_task_that_declares_nothing_is_not_watched(make_silent):
+    assert make_silent(inactivity_timeout=None).delivery.inactivity is None

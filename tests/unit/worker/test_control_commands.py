@@ -1,3 +1,5 @@
+"""A worker pauses and resumes queues by commands of remote control."""
+
 from __future__ import annotations
 
 from types import SimpleNamespace
