@@ -100,10 +100,9 @@ class SharedOptions:
     visibility_timeout: int = option(
         VISIBILITY_TIMEOUT_SECONDS,
         Seconds(1, VISIBILITY_HORIZON_SECONDS, whole=True, why=_HORIZON, clamp=True),
-        "How long a received message stays hidden. The heartbeat renews it, so it is also the time "
-        "after which the message of a killed worker comes back. More than SQS's 12 hours count as 12 "
-        "hours, with a warning. Lower it for an earlier return; raise it if workers may stand still for "
-        "longer.",
+        "How long a received message stays hidden. The heartbeat renews it, so this is how long a killed "
+        "worker's messages stay hidden. More than SQS's 12 hours counts as 12 hours, with a warning. Lower "
+        "it to get them back sooner; raise it if workers may stall for longer.",
     )
     heartbeat_interval: float = option(
         None,
@@ -116,8 +115,8 @@ class SharedOptions:
         None,
         delay,
         "How long a failed message stays hidden: seconds, a list by attempt (the last repeats), or the "
-        "dotted path of a callable(retries, exc). None: until its visibility timeout ends. Set it if "
-        "retries need other delays.",
+        "dotted path of a callable(retries, exc). None: until its visibility timeout ends. Set it to choose "
+        "retry delays.",
     )
     wait_time_seconds: int = option(
         20,
@@ -128,29 +127,29 @@ class SharedOptions:
     polling_interval: float = option(
         0.0,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long to sleep after an empty poll. With 0, polls that return at once without a message are a "
-        "second apart. Set it if fewer requests matter more than an early start of tasks.",
+        "How long to sleep after an empty poll. With 0, polls that return empty at once are a second apart. "
+        "Set it if fewer requests matter more than a prompt start of tasks.",
     )
     polling_interval_max: float = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
         "The longest sleep after empty polls: the sleep doubles while the queue stays empty, and ends early "
-        "when a hidden message is due back. Set it for queues that are seldom used.",
+        "when a hidden message is due back. Set it for rarely used queues.",
         "polling_interval",
     )
     dead_letter_queue: str | None = option(
         None,
         queue_name,
-        "Celery's name of a queue for messages that are given up in queues without a redrive policy; looked "
-        "up, or created, when a consumer starts. A redrive policy's queue overrides it. Set it if you "
-        "cannot change the queues' policies.",
+        "The Celery name of a dead-letter queue for queues without a redrive policy, which is looked up or "
+        "created when a consumer starts. A redrive policy takes precedence. Set it if you can't change the "
+        "queues' policies.",
     )
     when_exhausted: str = option(
         "delete",
         when_exhausted,
         "What happens to a message after its last attempt if there is no dead-letter queue. A kept message "
         "comes back every hour, without a run, until its retention ends; in a FIFO queue its group waits "
-        "behind it. A task's own `when_exhausted` overrides it. Set it to 'keep' if no message may be "
+        "behind it. A task's own `when_exhausted` takes precedence. Set it to 'keep' if no message may be "
         "deleted unseen.",
     )
 
@@ -253,15 +252,14 @@ class Options(SharedOptions):
     decompressed_max_bytes: int = option(
         DECOMPRESSED_BYTES,
         Whole(MESSAGE_BYTES, floats=False),
-        "The most bytes of a message's body after decompression; a payload in S3 may have 64 MiB. A "
+        "The maximum size of a message's body after decompression; a payload in S3 may have 64 MiB. A "
         "larger message is bad. Raise it for larger tasks, and give workers enough memory.",
     )
     remote_control: bool = option(
         False,
         flag,
-        "Whether workers obey [remote control](remote-control.md), each by a queue of its own. Workers "
-        "and callers need it. Set it to use `celery inspect`, `celery control`, Flower, or `celery sqs "
-        "pause`.",
+        "Whether workers obey [remote control](remote-control.md), each through its own queue. Workers and "
+        "callers need it. Set it to use `celery inspect`, `celery control`, Flower, or `celery sqs pause`.",
     )
     control_prefix: str = option(
         "celery-control-",
@@ -272,60 +270,59 @@ class Options(SharedOptions):
     metrics: tuple[str, ...] | None = option(
         None,
         ExporterNames(),
-        "The exporters of a worker's [metrics](metrics.md); `[]` is none. Set it to choose their "
+        "The exporters of a worker's [metrics](metrics.md); `[]` for none. Set it to choose their "
         "destination.",
         "['prometheus'] where `http_address` is set and prometheus_client is installed",
     )
     shutdown_timeout: float | None = option(
         None,
         Seconds(0, VISIBILITY_HORIZON_SECONDS),
-        "How long running tasks may go on after SIGTERM before their messages are released. The "
-        "environment variable `TERMINATION_GRACE_PERIOD_SECONDS` has the grace period. Set it if runs "
-        "should end earlier.",
+        "How long running tasks may continue after SIGTERM before their messages are released. The grace "
+        "period comes from the environment variable `TERMINATION_GRACE_PERIOD_SECONDS`. Set it to end runs "
+        "earlier.",
         "25, or 5 s less than the grace period",
     )
     when_lost: str = option(
         "continue",
         when_lost,
-        "What happens to a running task whose message another worker may have. 'continue': the run goes "
-        "on, and `self.visibility.lost` is true. 'terminate': the worker ends the run, except in the "
-        "pools threads and solo. Set it to 'terminate' if two runs at once do harm.",
+        "What happens to a running task whose message another worker may have. 'continue': the run "
+        "continues, and `self.visibility.lost` is true. 'terminate': the worker ends the run, except in the "
+        "pools threads and solo. Set it to 'terminate' if concurrent runs do harm.",
     )
     queues: Entries = option(
         {},
         queue_entries,
-        "Options of [some queues](several-queues.md), by Celery's name or a glob. A queue's own name "
-        "overrides globs; of several globs the first match counts. Set it if queues differ in timeouts, "
-        "polls or limits.",
+        "Options of [single queues](several-queues.md), by Celery name or glob. A queue's own name takes "
+        "precedence, then the first matching glob. Set it if queues differ in timeouts, polls or limits.",
     )
     queue_order: Order = option(
         None,
         OneOf(ORDERS),
-        "The [queue whose message is run next](several-queues.md): each in turn, the one that `queues` "
-        "lists first, or by `weight`. Set it if some queues are more urgent.",
+        "Which [queue's message runs next](several-queues.md): the first to arrive, that of the queue that "
+        "`queues` lists first, or by `weight`. Set it if some queues are more urgent.",
         "'fair', or 'weighted' if a queue has a weight",
     )
     coordination_store: StoreAddress | None = option(
         None,
         store_address,
-        "The store by which processes agree: `dynamodb://TABLE`, with `?region=` if that is not SQS's, "
-        "`redis://HOST` or `rediss://HOST`; in cluster mode of any node. Set it for exclusive tasks, "
-        "for several beats, or for metrics of many workers.",
+        "The store through which processes agree: `dynamodb://TABLE`, with `?region=` if it differs from "
+        "SQS's, `redis://HOST` or `rediss://HOST`; in cluster mode any node. Set it for exclusive tasks, "
+        "several beats, or metrics of many workers.",
     )
     message_adapter: str | None = option(
         None,
         dotted_path,
-        "The dotted path of a callable(body, attributes) that makes tasks of messages that are not "
-        "Celery's, and that no task's `sqs_event` takes: it returns (task, args, kwargs), or None. Set "
-        "it if other programs send to the queue.",
+        "The dotted path of a callable(body, attributes) that turns messages that are neither Celery's nor "
+        "a task's `sqs_event` into tasks: it returns (task, args, kwargs), or None. Set it if other "
+        "programs send to the queue.",
     )
     payload_store: ReadablePayloads | None = option(
         None,
         payload_store,
-        "The place in S3 for payloads that are too large for SQS: `s3://BUCKET`, or "
-        "`s3://BUCKET/PREFIX/` where several apps share a bucket. Producers and workers need it. "
-        "Workers read no other payloads: a worker's prefix must be the producers' prefix, or its "
-        "beginning. Set it if tasks may have more than 1 MiB of arguments.",
+        "Where payloads that are too large for SQS go in S3: `s3://BUCKET`, or `s3://BUCKET/PREFIX/` if "
+        "several apps share a bucket. Producers and workers need it. Workers read only these payloads: a "
+        "worker's prefix must be the producers' prefix, or its beginning. Set it if tasks may have more "
+        "than 1 MiB of arguments.",
     )
     http_address: HTTPAddress | None = option(
         None,
@@ -337,8 +334,8 @@ class Options(SharedOptions):
     region: str | None = option(
         None,
         text,
-        "The AWS region; otherwise the profile's or the environment's; else us-east-1, with a warning. Set "
-        "it if the environment names no region, or another.",
+        "The AWS region. Default: that of the profile or the environment, or else us-east-1, with a "
+        "warning. Set it if the environment has no region, or the wrong one.",
     )
     is_secure: bool = option(
         None,
@@ -350,34 +347,33 @@ class Options(SharedOptions):
     queue_name_prefix: str = option(
         "",
         text,
-        "The beginning of the name of every queue that is not predefined. Set it if several environments "
-        "share an account.",
+        "A prefix for the names of all queues that are not predefined. Set it if several environments share "
+        "an account.",
     )
     predefined_queues: Mapping[str, PredefinedQueue] = option(
         {},
         parse_predefined_queues,
-        "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and, if wanted, 'region', "
+        "Queues by name, each with 'url' or 'QueueOwnerAWSAccountId' and optionally 'region', "
         "'access_key_id', 'secret_access_key', 'session_token', 'sts_role_arn', 'external_id', "
-        "'backoff_policy', 'backoff_tasks'. With this option there are no other queues, and none is "
-        "created. Set it if others create the queues, or if queues are in several regions or accounts.",
+        "'backoff_policy', 'backoff_tasks'. Only these queues can be used, and none is created. Set it if "
+        "others create the queues, or for several regions or accounts.",
     )
     queue_owner: str | None = option(
         None,
         account,
-        "The AWS account that owns the queues: its 12 digits, as text. No queue is created then. Set it if "
-        "the queues are in another account.",
+        "The AWS account that owns the queues: its 12 digits, as a string. No queue is created then. Set it "
+        "if the queues are in another account.",
     )
     sqs_creation_attributes: Mapping[str, str] = option(
         {},
         queue_attributes,
-        "Attributes for queues that are created, as for the API action CreateQueue; a policy may be a "
-        "mapping. Attributes of FIFO queues apply to FIFO queues only. Set it for encryption, or a "
-        "retention of your own.",
+        "Attributes of queues that are created, as in the API action CreateQueue; a policy may be a "
+        "mapping. FIFO attributes apply only to FIFO queues. Set it for encryption, or your own retention.",
     )
     queue_tags: Mapping[str, str] = option(
         {},
         tags,
-        "Tags for queues that are created. Set it if costs or permissions depend on tags.",
+        "Tags of queues that are created. Set it if costs or permissions depend on tags.",
     )
     supports_fanout: bool = option(
         False,
@@ -388,9 +384,9 @@ class Options(SharedOptions):
     predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
         {},
         parse_predefined_exchanges,
-        "Fanout exchanges by name, each with the 'arn' of its topic and, if wanted, 'region', "
-        "'access_key_id', 'secret_access_key', 'session_token'. With this option no topic is created, and "
-        "no subscription is swept. Set it if others create the topics.",
+        "Fanout exchanges by name, each with the 'arn' of its topic and optionally 'region', "
+        "'access_key_id', 'secret_access_key', 'session_token'. No topic is created then, and no "
+        "subscription is swept. Set it if others create the topics.",
     )
     client_config: Mapping[str, Any] = option(
         {},
@@ -408,8 +404,8 @@ class Options(SharedOptions):
     sqs_base64_encoding: bool = option(
         True,
         flag,
-        "Whether sent messages are base64-encoded, as kombu does; both kinds are understood. Set it to "
-        "False to save a quarter of the bytes, once every consumer reads both.",
+        "Whether sent messages are base64-encoded, as with kombu; workers read both. Set it to False to "
+        "save a quarter of the bytes, once every consumer reads both.",
     )
     sts_role_arn: str | None = option(
         None,

@@ -100,27 +100,27 @@ mask_settings()
 class VisibilityTask(RetryDecisions[P, R_co]):
     """`base=VisibilityTask`, or `Celery(task_cls=VisibilityTask)` for all tasks of an app.
 
-    On any other broker, called directly or eagerly, it is a plain Celery task.
+    On any other broker, and called directly or eagerly, it is an ordinary Celery task.
 
     Attributes:
         error_visibility_timeout: how long the message of a failed run stays hidden: seconds, a list by
             attempt (the last repeats), or `callable(retries, exc)`, which may be a method. `None` leaves it
             to `retry_backoff`, `default_retry_delay` and the transport option of this name.
-        autoretry_for: which exceptions come back; every one by default. Time limits and lost pool children
-            come back in any case, unless `dont_autoretry_for` names them.
-        when_exhausted: the end of a message after its last attempt where there is no dead-letter queue:
-            "delete" or "keep". `None` is the transport option of this name.
-        max_retries: as in Celery. `None` leaves the end to the queue's redrive policy.
-        sqs_event: the events of AWS, or their names' beginnings, that run the task: "s3:ObjectCreated:*",
+        autoretry_for: the exceptions that are retried; all by default. Time limits and lost pool children
+            are always retried, unless `dont_autoretry_for` names them.
+        when_exhausted: "delete" or "keep": what happens to a message after its last attempt if there is no
+            dead-letter queue. `None` uses the transport option of this name.
+        max_retries: as in Celery. `None` leaves the limit to the queue's redrive policy.
+        sqs_event: the AWS events, or patterns of them, that run the task: "s3:ObjectCreated:*",
             "aws.s3/Object Created", "sns:topic", or a list of these. Its only argument is the event.
         sqs_event_per: "record" or "message": a run for each record of a message, or one for all.
-        when_lost: "continue" or "terminate": whether a run goes on whose message another worker may have.
-            `None` leaves it to the transport option of this name.
-        inactivity_timeout: seconds after which a run that shows no life, with `self.visibility.alive()` or
-            `track()`, is ended as failed. `None`: it need not.
-        exclusive: True, or `callable(args, kwargs)` that returns a key: one run of a task's id, or of a key,
-            at a time, and none after one has succeeded. It takes the transport option `coordination_store`.
-        exclusive_ttl: for how many seconds after that. `None`: 14 days, since SQS keeps no message longer.
+        when_lost: "continue" or "terminate": what happens to a run whose message another worker may have.
+            `None` uses the transport option of this name.
+        inactivity_timeout: seconds without `self.visibility.alive()` or `track()` after which a run is ended
+            as failed. `None`: no limit.
+        exclusive: True, or a `callable(args, kwargs)` that returns a key: only one run of a task id, or of a
+            key, at a time, and none after one has succeeded. Needs the transport option `coordination_store`.
+        exclusive_ttl: how many seconds a success counts. `None`: 14 days, SQS's longest retention.
     """
 
     abstract = True

@@ -81,20 +81,20 @@ def _histogram(
     return _metric(Kind.HISTOGRAM, name, "s", labels, text, otel, operation, buckets)
 
 
-TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by their end.")
-ATTEMPTS: Final = _counter("attempts", "{attempt}", "task queue", "Runs that began.")
+TASKS: Final = _counter("tasks", "{task}", "task queue outcome", "Messages of tasks, by outcome.")
+ATTEMPTS: Final = _counter("attempts", "{attempt}", "task queue", "Runs started.")
 RECEIVED: Final = _counter(
     "messages_received",
     "{message}",
     "queue",
-    "Messages that SQS handed to the worker.",
+    "Messages that the worker received.",
     "messaging.client.consumed.messages",
     "receive",
 )
 DEAD_LETTERED: Final = _counter(
     "dead_lettered", "{message}", "task queue", "Messages that the worker moved to a dead-letter queue."
 )
-EXTENSIONS: Final = _counter("extensions", "{message}", "queue", "Visibility timeouts that were set anew.")
+EXTENSIONS: Final = _counter("extensions", "{message}", "queue", "Visibility timeouts extended.")
 LOST: Final = _counter("messages_lost", "{message}", "queue", "Held messages that another worker may have.")
 RECEIVES: Final = _counter(
     "receives", "{request}", "queue outcome", "Answered receives: full, partial or empty."
@@ -105,18 +105,18 @@ EVENTS_DROPPED: Final = _counter(
 REPLIES_DROPPED: Final = _counter(
     "control_replies_dropped", "{reply}", "", "Replies to commands that did not reach their caller."
 )
-COST: Final = _counter("cost_usd", "USD", "queue", "The price of the requests, at that of one each.")
+COST: Final = _counter("cost_usd", "USD", "queue", "The price of the requests.")
 REQUESTS: Final = _histogram(
     "request_seconds",
     "action queue outcome",
-    "How long requests took: ok, or the code of the error.",
+    "Duration of requests: ok, or the error's code.",
     REQUEST_SECONDS,
     "messaging.client.operation.duration",
 )
 RUNS: Final = _histogram(
     "run_seconds",
     "task queue outcome",
-    "How long runs took.",
+    "Duration of runs.",
     TASK_SECONDS,
     "messaging.process.duration",
     "process",
@@ -124,7 +124,7 @@ RUNS: Final = _histogram(
 QUEUE_TIME: Final = _histogram(
     "queue_time_seconds",
     "queue",
-    "From the sending of a message to the beginning of its first run, a delay included.",
+    "From a message's publication to the start of its first run, including a delay.",
     TASK_SECONDS,
 )
 HELD_TIME: Final = _histogram(
@@ -133,12 +133,8 @@ HELD_TIME: Final = _histogram(
     "From the receive of a message to the decision about it.",
     TASK_SECONDS,
 )
-SETTLE_TIME: Final = _histogram(
-    "settle_seconds", "queue", "From that decision to SQS's answer to it.", LAG_SECONDS
-)
-HEARTBEAT_LAG: Final = _histogram(
-    "heartbeat_lag_seconds", "queue", "By how much extensions were late.", LAG_SECONDS
-)
+SETTLE_TIME: Final = _histogram("settle_seconds", "queue", "From that decision to SQS's answer.", LAG_SECONDS)
+HEARTBEAT_LAG: Final = _histogram("heartbeat_lag_seconds", "queue", "How late extensions were.", LAG_SECONDS)
 RETRIES_WAITING: Final = _gauge(
     "retries_waiting", "{message}", "queue", "Messages that the worker has hidden for a retry, not yet back."
 )
@@ -148,8 +144,8 @@ PARKED: Final = _gauge(
     "queue",
     "Messages that the worker has hidden until their ETA, rate limit or exclusive key, not yet back.",
 )
-SLOTS: Final = _gauge("slots", "{task}", "", "Tasks that the worker runs at once at the most.")
-SLOTS_BUSY: Final = _gauge("slots_busy", "{task}", "", "Tasks that the worker runs.")
+SLOTS: Final = _gauge("slots", "{task}", "", "Tasks that the worker can run at once.")
+SLOTS_BUSY: Final = _gauge("slots_busy", "{task}", "", "Tasks that the worker is running.")
 HELD: Final = _gauge("messages_held", "{message}", "", "Messages that the worker hides from others.")
 LAST_RECEIVE: Final = _gauge(
     "last_receive_timestamp_seconds",
@@ -164,13 +160,13 @@ INTERVAL_MAX: Final = _gauge(
     "The option `polling_interval_max`: the longest sleep between polls of an idle queue.",
 )
 PAUSED: Final = _gauge(
-    "queue_paused", "1", "queue", "Whether the worker has paused the queue: 1, or 0 while it polls."
+    "queue_paused", "1", "queue", "1 if the worker has paused the queue, 0 while it polls."
 )
 FULL: Final = _gauge(
     "queue_full",
     "1",
     "queue",
-    "Whether the worker holds as much of the queue as `max_running` lets it: 1, or 0.",
+    "1 if the worker has reached the queue's `max_running`, else 0.",
 )
 QUEUE_MESSAGES: Final = _gauge(
     "queue_messages",
@@ -179,7 +175,7 @@ QUEUE_MESSAGES: Final = _gauge(
     "Messages in the queue: visible, in_flight or delayed. Sampled.",
 )
 OLDEST_AGE: Final = _gauge(
-    "queue_oldest_age_seconds", "s", "queue", "Since the oldest message was sent. Sampled, from CloudWatch."
+    "queue_oldest_age_seconds", "s", "queue", "Age of the oldest message. Sampled, from CloudWatch."
 )
 DEAD_LETTERS: Final = _gauge(
     "queue_dead_letters", "{message}", "queue", "Messages in the queue's dead-letter queue. Sampled."
