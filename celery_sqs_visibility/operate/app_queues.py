@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 def queue_names(app: Celery, options: Options) -> list[str]:
-    """Celery's names of the app's queues, in the order of the settings, each once. No request.
+    """Celery's names of the app's queues, in the order of the settings. Makes no request.
 
     Those that workers consume (`task_queues` or `task_default_queue`), those that `task_routes` and tasks
     name, and, of the option `queues`, names that are no glob; with `predefined_queues` those and no others.
@@ -40,7 +40,7 @@ def named_queues(app: Celery, options: Options) -> list[str]:
 
 
 def _routes(setting: Any) -> Iterable[Any]:
-    """The routes of `task_routes` that are mappings: a router that is a function would need a task."""
+    """The routes in `task_routes`, without those of functions, which would need a task."""
     routers = setting if isinstance(setting, list | tuple) else [setting]
     for router in routers:
         if isinstance(router, Mapping):
@@ -70,7 +70,7 @@ class FoundQueue:
     error: SQSError | None = None
 
 
-def look_at(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> FoundQueue:
+def inspect_queue(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> FoundQueue:
     """Find a queue and ask for its attributes. Any thread. Errors of SQS are in the result."""
     queue = None
     try:

@@ -9,13 +9,13 @@ from celery_sqs_visibility.aws.port import Location
 
 
 def aws_command(service: str, action: str, location: Location | None, **arguments: str) -> str:
-    """A command with its region, and with the endpoint where that is not Amazon's.
+    """A command with its region, and with an endpoint that is not Amazon's.
 
     Args:
-        service: as the command line names it, and the action.
-        action: its subcommand.
-        location: where the requests of this package go; `None`: not known.
-        arguments: the command's, without their hyphens; each is quoted where a shell needs that.
+        service: the first subcommand.
+        action: the second one.
+        location: where the requests of this package go, if that is known.
+        arguments: the options, with underscores for hyphens.
     """
     place = {} if location is None else {"region": location.region}
     if location is not None and not location.is_amazons:

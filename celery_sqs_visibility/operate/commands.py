@@ -12,7 +12,7 @@ from typing import Final
 
 import click
 
-#: A command's name to the module below this package that has it, as a function with underscores for dashes.
+#: Modules of the commands, whose functions have underscores for dashes.
 MODULES: Final[dict[str, str]] = {
     "dead-letters": "dead_letters.command",
     "doctor": "doctor.command",
@@ -28,7 +28,7 @@ MODULES: Final[dict[str, str]] = {
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module for the command alone, and for the list of them all."""
+    """Imports the module of a command when the command is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names, in order."""

@@ -45,7 +45,7 @@ MAX_REQUEST_BYTES: Final = 16 * 1024
 
 JSON: Final = "application/json"
 
-#: Errors of a machine or process that has too much open: the connection stays in the backlog.
+#: Errors for lack of descriptors or memory: the connection stays in the backlog.
 TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 #: Pause until such a connection is accepted again.
@@ -295,7 +295,7 @@ class HTTPServer:
 
 
 def _claims(listener: HTTPListener) -> bool:
-    """Whether it listens now."""
+    """Try to listen. Returns whether it does."""
     try:
         listener.claim()
     except OSError:
@@ -316,7 +316,7 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
-    """Whether a request whose header `Host` is `header` is answered.
+    """Returns whether a request with this header `Host` is answered.
 
     A page that a browser has open may point its own host name at an address of the browser's network (DNS
     rebinding), and read the answers; the header still has the page's name. Names that only the

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
-from celery_sqs_visibility.operate.app_queues import dead_letter_queue, look_at, queue_names
+from celery_sqs_visibility.operate.app_queues import dead_letter_queue, inspect_queue, queue_names
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
 from celery_sqs_visibility.policy.control_names import exchange_prefix
@@ -56,7 +56,7 @@ class AppResources:
         """Look at the queues of these names, and at what the options name. Makes requests.
 
         Raises:
-            SQSError: the settings are no good.
+            SQSError: the settings are wrong.
         """
         self._region = min(location.region for location in self._broker.queues.locations())
         self._account = self._options.queue_owner or ""
@@ -98,7 +98,7 @@ class AppResources:
     def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
         """A queue's ARN and attributes, as far as SQS lets us see them."""
         queues = self._broker.queues
-        found = look_at(lambda: queues.find(name), ATTRIBUTES)
+        found = inspect_queue(lambda: queues.find(name), ATTRIBUTES)
         queue = found.queue
         if queue is None:
             if not isinstance(found.error, QueueDoesNotExistError):
@@ -123,7 +123,7 @@ class AppResources:
                 self.arns["tagged"].append(arn)
 
     def _add_created_letters(self, name: str, attributes: Mapping[str, str]) -> None:
-        """The dead-letter queue that a queue is created with. One that has another is never created anew."""
+        """Add the dead-letter queue that a queue is created with, unless it exists with another one."""
         if not self._create or REDRIVE_POLICY in attributes:
             return
         for letters in plan_queues([name], self._options, {})[:-1]:
@@ -134,7 +134,7 @@ class AppResources:
                 self.arns["tagged"].append(arn)
 
     def _add_key(self, queue_arn: str, key: str) -> None:
-        """The key of an encrypted queue: SQS knows its ARN, its id or an alias."""
+        """Add the key of an encrypted queue, by its ARN, id or alias."""
         if not key:
             return
         region, account = queue_arn.split(":")[3:5]
@@ -147,7 +147,7 @@ class AppResources:
         )
 
     def _add_key_of_letters(self, name: str, arn: str) -> None:
-        """The key of the dead-letter queue that a redrive policy names: whoever sends there needs it, too."""
+        """Add the key of the dead-letter queue that a redrive policy names: sending there needs it."""
         try:
             letters = dead_letter_queue(self._broker, self._broker.queues.find(name))
             attributes = letters.sqs.queue_attributes(letters.url, [KEY]) if letters is not None else {}
@@ -228,7 +228,7 @@ def _bound(queue: Any) -> list[Any]:
 
 
 def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[str]:
-    """Celery's names of the chosen queues; of all where none is."""
+    """Celery's names of the chosen queues, or of all if none is chosen."""
     return list(dict.fromkeys(chosen)) or queue_names(app, broker.options)
 
 

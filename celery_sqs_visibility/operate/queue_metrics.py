@@ -1,8 +1,7 @@
-"""CloudWatch's metrics of queues that SQS does not tell: age of the oldest message, and traffic.
+"""CloudWatch's metrics of queues: age of the oldest message, and traffic.
 
-CloudWatch has a value a minute for each queue that was in use within six hours. The values are free; asking
-for a thousand of them costs USD 0.01. Where CloudWatch is not asked, or does not answer, nothing else is
-affected.
+CloudWatch has a value a minute for each queue that was in use within six hours. Asking for a thousand values
+costs USD 0.01.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class QueueMetrics:
 
 
 def metrics_of(context: BrokerContext) -> QueueMetrics:
-    """For the queues of a broker. Equal settings share clients."""
+    """The metrics of a broker's queues. Equal settings share clients."""
     clients: dict[ClientSettings, CloudWatch] = {}
 
     def cloudwatch_of(queue: Queue) -> CloudWatch:

@@ -36,7 +36,7 @@ from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 @dataclass
 class QueueResult:
-    """State of a planned queue.
+    """The state of a planned queue.
 
     Attributes:
         queue: SQS's name.
@@ -112,7 +112,7 @@ class Creation:
         return QueueResult(plan.sqs_name, "created", attributes)
 
     def _redrive(self, plan: QueuePlan, present: Mapping[str, str]) -> dict[str, str]:
-        """The redrive policy; that of a queue keeps its dead-letter queue, and a larger count."""
+        """The planned redrive policy. A queue keeps its own dead-letter queue, and a larger count."""
         if plan.dead_letters is None or plan.max_receive_count is None:
             return {}
         arn, receives = self._arns.get(plan.dead_letters, plan.dead_letters), plan.max_receive_count
@@ -250,7 +250,7 @@ def _logical_id(name: str) -> str:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, made different by numbers where they are not."""
+    """The names, with numbers behind repeated ones."""
     seen: dict[str, int] = {}
     distinct = []
     for name in names:

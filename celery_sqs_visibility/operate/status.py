@@ -101,7 +101,7 @@ class Status:
 
 
 class QueueReport:
-    """The queues of a broker, as they are now, as often as `take` is called; any thread, one at a time."""
+    """Takes the status of a broker's queues. Any thread, one at a time."""
 
     def __init__(
         self, context: BrokerContext, names: Sequence[str], metrics: QueueMetrics, clock: Clock = SYSTEM_CLOCK
@@ -115,9 +115,9 @@ class QueueReport:
         self._counted: dict[str, tuple[float, QueueStatus]] = {}  # since when, by Celery's name
 
     def take(self) -> Status:
-        """Ask SQS, and CloudWatch where its last answer is a minute old.
+        """Ask SQS, and CloudWatch if its last answer is a minute old.
 
-        A queue that SQS counted before, and does not count now, is as it was.
+        A queue that SQS does not count now keeps its last status.
         """
         depths = queue_depths(self._context, self._names)
         ages, requests = self._measure(counted_queues(self._context, depths))
@@ -224,11 +224,11 @@ def watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: f
 
 
 class WorkerAnswers:
-    """Asks the app's workers; while they cannot be asked, they are as they were. The command's thread.
+    """The answers of the app's workers, or the last ones while they cannot be asked. The command's thread.
 
     Args:
         app: whose workers.
-        timeout: for how many seconds answers are waited for.
+        timeout: seconds to wait for answers.
         clock: the monotonic clock.
     """
 
@@ -239,7 +239,7 @@ class WorkerAnswers:
         self._answers: tuple[float, dict[str, Any]] = 0.0, {}  # since when, and by node
 
     def add_to(self, taken: Status) -> Status:
-        """A status with the workers, or with a sentence that says why they are missing, or old."""
+        """Add the workers to a status, or a sentence that says why they are missing or old."""
         if not is_controlled(self._app):
             return replace(taken, notes=(*taken.notes, f"the workers are not asked: {CONTROL_IS_OFF}."))
         try:

@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 
 class Operations(SQSStep):
-    """Answers over HTTP from before the worker connects, which may wait for its queues, to its end."""
+    """Answers over HTTP from before the worker connects, which may take time, until its end."""
 
     requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)  # which names the worker
 
@@ -38,7 +38,7 @@ class Operations(SQSStep):
         self.routes: dict[str, Callable[[], Response]] = {"/healthz": health.live, "/readyz": health.ready}
 
     def create(self, parent: Any) -> None:
-        """Be started when the worker connects: its pool has forked by then."""
+        """Start when the worker connects: its pool has forked by then."""
         self._metrics = metrics_of(parent)
         if self._metrics is not None:
             self.routes |= self._metrics.routes
@@ -48,7 +48,7 @@ class Operations(SQSStep):
         signals.worker_shutdown.connect(self._stop, sender=parent.controller, dispatch_uid=str(id(self)))
 
     def _start(self, parent: Any) -> None:
-        """Start, once, however often the worker connects anew. Main thread."""
+        """Start at the first connection. Main thread."""
         if self._server is not None:
             return
         self._probed = probed_listener(parent.hostname, self.routes)

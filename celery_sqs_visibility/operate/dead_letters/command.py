@@ -16,9 +16,9 @@ from celery_sqs_visibility.operate.dead_letters.letter import (
     SHORT_ID_CHARACTERS,
     Letter,
     Selection,
+    letter_facts,
+    show_facts,
     show_letters,
-    show_whole,
-    whole,
 )
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
 from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
@@ -123,8 +123,8 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
         letter = next((letter for batch in session.batches() for letter in batch), None)
         if letter is None:
             raise _not_there(session)
-        facts = whole(letter, place.letters, place.context.payloads, session.now())
-    (show_json if as_json else show_whole)(facts)
+        facts = letter_facts(letter, place.letters, place.context.payloads, session.now())
+    (show_json if as_json else show_facts)(facts)
 
 
 @dead_letters.command("retry")
@@ -185,7 +185,7 @@ def retry_letters(
         moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
         if not yes:
             moves.agrees = partial(_agrees, session)
-        with _told("sent back", moves.outcome, session, as_json=as_json):
+        with _report("sent back", moves.outcome, session, as_json=as_json):
             for batch in session.batches():
                 moves.send_back(batch)
 
@@ -215,7 +215,7 @@ def delete_letters(
         click.confirm(f"Delete {which} for good?", abort=True, err=True)
     with session_of(place, selection, limit) as session:
         moves = Moves(place, session.held, session.stop)
-        with _told("deleted", moves.outcome, session, as_json=as_json):
+        with _report("deleted", moves.outcome, session, as_json=as_json):
             for batch in session.batches():
                 moves.delete(batch)
 
@@ -238,7 +238,7 @@ def _checked_id(text: str) -> str:
 
 
 def _which(place: Place, ids: tuple[str, ...], *, filtered: bool) -> str:
-    """The letters that a question is about."""
+    """Name the letters that a question is about."""
     if ids:
         which = counted(len(ids), LETTER)
     elif filtered:
@@ -270,7 +270,7 @@ def _show_plan(session: Session, *, as_json: bool) -> None:
 
 
 def _named_target(place: Place, letter: Letter) -> str:
-    """Celery's name of the queue that a letter goes to; as the letter has it, where SQS has none."""
+    """Celery's name of the queue that a letter goes to, or the letter's own name for it."""
     try:
         return place.target_of(letter).name
     except RefusedError:
@@ -285,7 +285,7 @@ def _to_queues(sent_to: Counter[str]) -> str:
 
 
 @contextmanager
-def _told(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> Iterator[None]:
+def _report(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> Iterator[None]:
     """Print the outcome of the letters, also after an error or Ctrl-C."""
     try:
         yield
@@ -313,7 +313,7 @@ def _not_there(session: Session) -> CommandError:
 
 
 def _of_those(session: Session) -> str:
-    """Limits a sentence about no letters to those that SQS gives."""
+    """The end of a sentence about no letters, if there may be some that SQS does not give."""
     return ", of those that SQS gives" if session.behind else ""
 
 

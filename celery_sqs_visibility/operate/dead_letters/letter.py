@@ -32,13 +32,13 @@ from celery_sqs_visibility.policy.printable import printable
 from celery_sqs_visibility.transport.codec import decode_message
 from celery_sqs_visibility.transport.content_bounds import check_content, inflate
 
-#: Content types that may be decoded here. Not pickle: who looks at a message does not run it.
+#: Content types that are decoded here. Not pickle, which would run code.
 READABLE_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
 
-#: A number of attempts. Whoever may send to the dead-letter queue may write anything: int() refuses "²".
+#: A number of attempts, as anybody may have written it: int() refuses "²", which isdigit() accepts.
 NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
-#: Characters of an id that a table shows, and that suffice to name a message.
+#: Characters of an id that a table shows, and that are enough to name a message.
 SHORT_ID_CHARACTERS: Final = 8
 
 
@@ -70,24 +70,24 @@ class Letter:
         return self.message.get("MessageAttributes", {})
 
     @property
-    def said(self) -> dict[str, str]:
+    def details(self) -> dict[str, str]:
         """Facts that a worker has written about it; empty if SQS has moved it."""
         return {} if SOURCE_ARN in self.system else described(self.attributes)
 
     @property
     def task(self) -> str | None:
         """The task's name, as far as it is known."""
-        return self.said.get("task") or getattr(self.content, "task", None)
+        return self.details.get("task") or getattr(self.content, "task", None)
 
     @property
     def task_id(self) -> str | None:
         """The task's id, as far as it is known."""
-        return self.said.get("task_id") or getattr(self.content, "task_id", None)
+        return self.details.get("task_id") or getattr(self.content, "task_id", None)
 
     @property
     def reason(self) -> str | None:
         """Why it was given up."""
-        if reason := self.said.get("reason"):
+        if reason := self.details.get("reason"):
             return reason
         if isinstance(self.content, UnreadableError):
             return str(self.content)
@@ -97,7 +97,7 @@ class Letter:
     @property
     def source(self) -> str | None:
         """The queue that it was given up in: Celery's name or, of one that SQS moved, SQS's."""
-        return self.said.get("source_queue") or self.system.get(SOURCE_ARN, "").rpartition(":")[2] or None
+        return self.details.get("source_queue") or self.system.get(SOURCE_ARN, "").rpartition(":")[2] or None
 
     @property
     def sent(self) -> float:
@@ -107,7 +107,7 @@ class Letter:
     @property
     def names(self) -> set[str]:
         """Its id, its task's id and that of the message that was given up, whole and short."""
-        whole = (self.id, self.task_id, self.said.get("message_id"))
+        whole = (self.id, self.task_id, self.details.get("message_id"))
         return {name for text in whole if text for name in (text, text[:SHORT_ID_CHARACTERS])}
 
     def age(self, now: float) -> float:
@@ -116,22 +116,22 @@ class Letter:
 
     def summary(self, now: float) -> dict[str, Any]:
         """The letter's facts for a list."""
-        attempts = self.said.get("attempts", "")
+        attempts = self.details.get("attempts", "")
         return {
             "id": self.id,
             "task": self.task,
             "task_id": self.task_id,
-            "exception": self.said.get("exception"),
+            "exception": self.details.get("exception"),
             "reason": self.reason,
             "attempts": int(attempts) if NUMBER.fullmatch(attempts) else None,
             "age_seconds": round(self.age(now)),
             "source_queue": self.source,
-            "worker": self.said.get("worker"),
+            "worker": self.details.get("worker"),
         }
 
 
 def read_letter(queue: Queue, message: ReceivedMessage, readable: ReadablePayloads) -> Letter:
-    """Decode a received message; `readable` are the payloads that it may point to. No request."""
+    """Decode a received message, which may point to one of the `readable` payloads. Makes no request."""
     content: DecodedMessage | UnreadableError | PayloadPointer
     try:
         content = pointer_in(
@@ -146,7 +146,7 @@ def arguments(payload: Mapping[str, Any]) -> Any:
     """The body of a task's message: arguments, keyword arguments and what is embedded.
 
     Raises:
-        Exception: it cannot be decoded, or is of a kind that is not decoded here.
+        Exception: it cannot be decoded, or its content type is not in `READABLE_CONTENT_TYPES`.
     """
     body: Any = payload.get("body") or ""
     if payload["properties"].get("body_encoding") == "base64":
@@ -161,7 +161,7 @@ def arguments(payload: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The dead letters that pass every filter that is given.
+    """Filters for dead letters.
 
     Attributes:
         ids: of messages or tasks, or the first eight characters of one.
@@ -181,21 +181,21 @@ class Selection:
     sources: Collection[str] | None = None
 
     def is_of_source(self, letter: Letter) -> bool:
-        """Whether the letter was given up in one of the queues."""
+        """Returns whether the letter was given up in one of `sources`."""
         return self.sources is None or letter.source is None or letter.source in self.sources
 
-    def named(self, letter: Letter) -> set[str]:
+    def ids_of(self, letter: Letter) -> set[str]:
         """The ids that match the letter."""
         return set(self.ids) & letter.names
 
-    def takes(self, letter: Letter, now: float) -> bool:
-        """Whether the letter passes all filters, `now` in seconds since the epoch, by SQS's clock."""
+    def matches(self, letter: Letter, now: float) -> bool:
+        """Returns whether the letter passes all filters; `now` is in seconds since the epoch."""
         age = letter.age(now)
         return (
             self.is_of_source(letter)
-            and (not self.ids or bool(self.named(letter)))
+            and (not self.ids or bool(self.ids_of(letter)))
             and (self.task is None or fnmatchcase(letter.task or "", self.task))
-            and (self.exception is None or _matches(letter.said.get("exception", ""), self.exception))
+            and (self.exception is None or _matches(letter.details.get("exception", ""), self.exception))
             and (self.older_than is None or age >= self.older_than)
             and (self.newer_than is None or age < self.newer_than)
         )
@@ -227,7 +227,7 @@ def _cell(text: str | None) -> str | None:
     return None if text is None else truncated(" ".join(text.split()), 40)
 
 
-def whole(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: float) -> dict[str, Any]:
+def letter_facts(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: float) -> dict[str, Any]:
     """All facts of a letter in that dead-letter queue. A payload in S3 is fetched."""
     content, problem = letter.content, None
     if isinstance(content, PayloadPointer) and payloads is not None:
@@ -241,7 +241,7 @@ def whole(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: floa
     summary = letter.summary(now)
     return {
         **summary,
-        **{name: text for name, text in letter.said.items() if name not in summary},
+        **{name: text for name, text in letter.details.items() if name not in summary},
         **task,
         "message_attributes": {
             name: value.get("StringValue") for name, value in of_the_sender(letter.attributes).items()
@@ -263,7 +263,7 @@ def _task(content: DecodedMessage) -> dict[str, Any]:
     return {"args": args, "kwargs": kwargs, "embedded": embedded, "headers": headers}
 
 
-def show_whole(facts: dict[str, Any]) -> None:
+def show_facts(facts: dict[str, Any]) -> None:
     """Print a letter, one fact a line, and each once; the traceback and the body as they are."""
     for name, value in facts.items():
         if name in {"args", "kwargs"}:  # as `message --args` takes them

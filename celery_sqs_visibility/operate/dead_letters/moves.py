@@ -1,7 +1,4 @@
-"""Dead letters sent back, deleted, or moved by SQS itself.
-
-They go in batches, and none is deleted before it is sent.
-"""
+"""Dead letters sent back in batches, deleted, or moved by SQS itself. None is deleted before it is sent."""
 
 from __future__ import annotations
 
@@ -42,10 +39,10 @@ NOT_KNOWN: Final = frozenset(
     ("404", "405", "500", "501", "InvalidAction", "NotImplemented", "UnknownOperationException")
 )
 
-#: Seconds between two questions about its progress.
+#: Seconds between two requests for the progress.
 LOOK_SECONDS: Final = 2.0
 
-#: Looks at a list that does not have the task yet.
+#: How often the list is asked for while it lacks the task.
 MAX_LOOKS_WITHOUT_TASK: Final = 15
 
 
@@ -71,10 +68,10 @@ class Moves:
     Attributes:
         place: where the letters are, and go to.
         held: has their receipt handles.
-        stop: no more batches are begun once it is set.
+        stop: ends the moves after the current batch.
         payloads: the bucket of large messages.
-        per_second: most messages a second; `None` is as fast as SQS answers.
-        agrees: whether letters may go to another queue than the place's own; asked once for each.
+        per_second: the rate limit, in messages.
+        agrees: asked once for each queue that is not the source, whether letters may go there.
     """
 
     place: Place
@@ -112,7 +109,7 @@ class Moves:
         self.outcome.done += [letter.id for letter in self._delete(letters, "{}")]
 
     def _target(self, letter: Letter) -> Queue | None:
-        """The queue that the letter goes to; `None` if it stays, for the reason in the outcome."""
+        """The queue that the letter goes to; `None` if it stays, with the reason in the outcome."""
         try:
             target = self.place.target_of(letter)
         except RefusedError as error:
@@ -125,7 +122,7 @@ class Moves:
         return None
 
     def _target_problem(self, target: Queue) -> str | None:
-        """Why nothing is sent to a queue: whoever may send to the dead-letter queue may name any queue."""
+        """Why nothing is sent to a queue: anybody who sends to the dead-letter queue may name any queue."""
         if target.url == self.place.source.url:
             return None
         if target.url not in self._agreed:
@@ -145,7 +142,7 @@ class Moves:
             self.held.wait(len(pairs) / self.per_second)
 
     def _waits_behind_another(self, pair: tuple[Letter, OutgoingMessage], target: Queue) -> bool:
-        """Whether an earlier message of a FIFO queue's group could not be sent back."""
+        """Returns whether an earlier message of the same FIFO group could not be sent back."""
         letter, message = pair
         if (target.url, message.group_id) not in self._closed_groups:
             return False
@@ -198,9 +195,9 @@ class Moves:
 
 
 def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
-    """The message for its source queue, with its sender's attributes and its group.
+    """The message for the source queue, with the sender's attributes and group.
 
-    It has a new deduplication id: a FIFO queue would swallow one that it has seen in the last five minutes.
+    Its deduplication id is new: a FIFO queue drops one that it has seen in the last five minutes.
     """
     return OutgoingMessage(
         body=_body(letter),
@@ -211,7 +208,7 @@ def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
 
 
 def _body(letter: Letter) -> str:
-    """The body, without the retries in a copy's header: a wait for an ETA has written them there."""
+    """The body; a copy's header `retries`, which a wait for an ETA has written, is reset."""
     content = letter.content
     if isinstance(content, DecodedMessage) and (content.payload.get("headers") or {}).get("retries"):
         payload = content.payload
@@ -233,7 +230,7 @@ def batches_of(messages: Sequence[OutgoingMessage], size: int = BATCH_ENTRIES) -
 
 
 def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
-    """Start SQS's own move, and watch it to its end. Ctrl-C ends the watching only.
+    """Let SQS move all messages, and wait for the end. Ctrl-C ends the wait only.
 
     Raises:
         CommandError: SQS does not move these messages, or did not move them all.
@@ -276,7 +273,7 @@ def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
 
 
 def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
-    """The move task once it has ended, and not the one before it."""
+    """Wait for the end of the move task that follows `before`. Returns it."""
     former, without = before and before.started, 0
     while without < MAX_LOOKS_WITHOUT_TASK:
         try:

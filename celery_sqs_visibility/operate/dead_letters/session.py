@@ -1,6 +1,6 @@
 """A command's session with a dead-letter queue.
 
-What it receives is hidden from others until the end, extended meanwhile, and given back, also after Ctrl-C.
+Received messages stay hidden until the end, and are then released, also after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, count
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy
 from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
 from celery_sqs_visibility.errors import OverLimitError, SQSError
-from celery_sqs_visibility.operate.app_queues import dead_letter_queue, look_at
+from celery_sqs_visibility.operate.app_queues import dead_letter_queue, inspect_queue
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, Selection, read_letter
 from celery_sqs_visibility.operate.invocation import CommandError, counted, patiently, say, stop_on_signals
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -39,10 +39,10 @@ MAX_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
 
-#: How often an answer is looked for, in seconds.
+#: Seconds between two looks for an answer.
 ANSWER_SECONDS: Final = 0.5
 
-#: How exactly SQS's clock is known: its answers tell whole seconds. A smaller difference counts as none.
+#: SQS's answers have the time in whole seconds: a smaller difference of the clocks is ignored.
 OFFSET_ERROR_SECONDS: Final = 1.0
 
 
@@ -67,39 +67,39 @@ class Place:
         return {self.source.name, self.source.sqs_name}
 
     def target_of(self, letter: Letter) -> Queue:
-        """The queue that a letter was given up in, as far as it says.
+        """The queue that a letter was given up in; the source if it names none.
 
         Raises:
-            SQSError: there is no such queue, or SQS does not answer.
+            SQSError: the queue does not exist, or SQS does not answer.
         """
         if letter.source is None or letter.source in self.source_names:
             return self.source
-        if not letter.said and (arn := letter.system.get(SOURCE_ARN)):
+        if not letter.details and (arn := letter.system.get(SOURCE_ARN)):
             return self.context.queues.by_arn(arn)
         return self.context.queues.find(letter.source)
 
     @property
     def moves_on(self) -> bool:
-        """Whether the dead-letter queue has a redrive policy of its own; no, where we may not ask."""
+        """Whether the dead-letter queue has a redrive policy of its own, as far as it may be read."""
         return parse_redrive_policy(self._before) is not None
 
     @property
     def number_before(self) -> int:
-        """Dead letters, hidden ones included, before a look at them; 0, where we may not ask."""
+        """Number of dead letters at the beginning, with hidden ones; 0 if it may not be read."""
         return sum(int(self._before.get(kind, 0)) for kind in (VISIBLE, HIDDEN))
 
     @cached_property
     def _before(self) -> Mapping[str, str]:
-        """Attributes of the dead-letter queue before a look at its messages."""
-        return look_at(lambda: self.letters, [REDRIVE_POLICY, VISIBLE, HIDDEN]).attributes or {}
+        """Attributes of the dead-letter queue at the beginning."""
+        return inspect_queue(lambda: self.letters, [REDRIVE_POLICY, VISIBLE, HIDDEN]).attributes or {}
 
 
 def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:
-    """The place of a queue's dead letters; `letters` is a dead-letter queue that is named.
+    """Find a queue and its dead-letter queue, or the one that is named `letters`.
 
     Raises:
         CommandError: the queue has no dead-letter queue.
-        SQSError: one of the two is not there, or SQS does not tell.
+        SQSError: one of them does not exist, or SQS refuses.
     """
     source = context.queues.find(queue)
     found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
@@ -113,12 +113,12 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
 
 
 class HeldMessages:
-    """Receives messages and hides them until they are forgotten, or given back. The command's thread.
+    """Receives messages, and extends them until they are released or forgotten. The command's thread.
 
     Args:
         queue: the dead-letter queue.
         clock: the monotonic clock.
-        stop: no more is received once it is set.
+        stop: ends the receiving.
 
     Attributes:
         problem: the latest error of a change of visibility.
@@ -136,14 +136,14 @@ class HeldMessages:
 
     @property
     def seen(self) -> int:
-        """How many different messages were received, those that are forgotten included."""
+        """Number of different messages that were received, with forgotten ones."""
         return len(self._seen)
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def batches(self) -> Iterator[list[ReceivedMessage]]:
-        """Messages that were not seen before, until there are none, or `stop` is set.
+        """Receive new messages, until there are none or `stop` is set.
 
         Raises:
             SQSError: SQS does not answer, or refuses.
@@ -174,7 +174,7 @@ class HeldMessages:
         return received
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and extend held messages. It ends early once `stop` is set."""
+        """Wait, and extend held messages. Returns early once `stop` is set."""
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0 and not self._stop.is_set():
             self._stop.wait(min(left, HOLD_SECONDS / 8))
@@ -227,13 +227,13 @@ class Session:
     Attributes:
         place: the queue.
         selection: the filters.
-        limit: most of them.
+        limit: the maximum of selected letters.
         held: the messages that were received.
         stop: set at Ctrl-C and SIGTERM.
-        clock_offset: seconds that this machine's clock is ahead of SQS's, by which letters have their ages.
-        began: when it began, in seconds since the epoch by SQS's clock. Later letters are left alone.
-        others: letters of other queues that were seen and left alone.
-        later: letters that came later, likewise.
+        clock_offset: how many seconds this machine's clock is ahead of SQS's, by which letters have ages.
+        began: in seconds since the epoch by SQS's clock.
+        others: number of letters of other queues that were left alone.
+        later: number of letters that were sent after it began, and left alone.
     """
 
     place: Place
@@ -252,13 +252,13 @@ class Session:
         return SYSTEM_CLOCK.wall() - self.clock_offset
 
     def missing(self) -> list[str]:
-        """The ids that were asked for, and match no letter that was seen."""
+        """The selected ids that matched no letter."""
         return [each for each in self.selection.ids if each not in self._found]
 
     def number_elsewhere(self) -> int:
-        """Messages that were there at the beginning, and somebody else has, or had; 0, where we may not ask.
+        """Number of earlier messages that somebody else has, or had; 0 if it may not be read.
 
-        Ask before the session's own are given back. SQS's counts lag behind deletions.
+        Call it before `held.release()`. SQS's counts lag behind deletions.
         """
         held, letters = self.held, self.place.letters
         # Visible messages that were not received were given back since; those of FIFO groups wait for others.
@@ -271,9 +271,9 @@ class Session:
 
     @cached_property
     def behind(self) -> int:
-        """Messages that SQS does not give, behind others of their FIFO group; 0, where we may not ask.
+        """Number of messages that SQS does not give, behind others of their FIFO group; 0 if unknown.
 
-        Asked before the session's own are given back.
+        Read it before `held.release()`.
         """
         if not (self.place.letters.fifo and self.held.is_complete):
             return 0
@@ -283,7 +283,7 @@ class Session:
             return 0
 
     def agrees(self, question: str) -> bool:
-        """Ask, and keep messages hidden meanwhile. No answer means no, and so does Ctrl-C."""
+        """Ask a question, and keep messages hidden meanwhile. No answer and Ctrl-C mean no."""
         say(f"{question} [y/N]: ", nl=False, err=True)
         stdin: TextIO | None = sys.stdin  # `None` where it is closed
         while stdin and not (self.stop.is_set() or select.select([stdin], [], [], ANSWER_SECONDS)[0]):
@@ -296,8 +296,8 @@ class Session:
     def batches(self) -> Iterator[list[Letter]]:
         """The selected letters, as they are received.
 
-        They end once a few receives in a row have brought none from before the beginning: letters that were
-        sent back may fail, and be here again, at once.
+        They end after a few receives without a letter from before the beginning: letters that were sent
+        back may fail, and be here again at once.
         """
         left = sys.maxsize if self.limit is None else self.limit
         without = 0
@@ -307,8 +307,8 @@ class Session:
                 read = [read_letter(self.place.letters, message, readable) for message in messages]
                 letters = [letter for letter in read if self._is_earlier(letter)]
                 self.later += len(read) - len(letters)
-                meant = self._meant(letters)[:left]
-                self._found.update(*map(self.selection.named, meant))
+                meant = self._select(letters)[:left]
+                self._found.update(*map(self.selection.ids_of, meant))
                 if meant:
                     yield meant
                 advance(len(messages))
@@ -317,17 +317,17 @@ class Session:
                 if left <= 0 or without == MAX_REPEATS or self._has_all(meant):
                     return
 
-    def _meant(self, letters: Sequence[Letter]) -> list[Letter]:
+    def _select(self, letters: Sequence[Letter]) -> list[Letter]:
         now = self.now()
         self.others += sum(not self.selection.is_of_source(letter) for letter in letters)
-        return [letter for letter in letters if self.selection.takes(letter, now)]
+        return [letter for letter in letters if self.selection.matches(letter, now)]
 
     def _is_earlier(self, letter: Letter) -> bool:
-        """Whether it was sent before the beginning; the first that an id names counts as earlier."""
-        return letter.sent < self.began or bool(self.selection.named(letter) - self._found)
+        """Returns whether it was sent before the beginning, or is the first that an id names."""
+        return letter.sent < self.began or bool(self.selection.ids_of(letter) - self._found)
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
-        """Whether a single letter was asked for by its whole id, and is there."""
+        """Returns whether the only letter that was asked for, by its whole id, is there."""
         ids = self.selection.ids
         return len(ids) == 1 and any(letter.id in ids for letter in meant)
 
@@ -347,7 +347,7 @@ class Session:
 
 @contextmanager
 def session_of(place: Place, selection: Selection, limit: int | None) -> Iterator[Session]:
-    """Look at dead letters; at the end all that were neither deleted nor sent back are visible again."""
+    """Open a session. At its end letters that were neither deleted nor sent back are visible again."""
     if place.moves_on:
         say(
             f"Warning: dead-letter queue {place.letters.name!r} has a redrive policy of its own, and each "

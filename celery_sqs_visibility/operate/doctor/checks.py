@@ -64,13 +64,13 @@ WITHOUT_CONTROL = {
 #: Permissions that a worker does not need if its tasks have no far ETA.
 PRODUCERS = frozenset({SEND, GENERATE_DATA_KEY})
 
-#: Less, and a request that is throttled, or slow, comes too late to extend a message.
+#: With less a throttled or slow request comes too late to extend a message.
 MIN_HEARTBEAT_SECONDS = 5
 
-#: Less, and a worker that stands still for a moment loses what it runs.
+#: With less a worker that stops for a moment loses the messages that it runs.
 MIN_VISIBILITY_SECONDS = 30
 
-#: More, and the work of a killed worker waits longer than anybody expects: the heartbeat makes it needless.
+#: With more the messages of a killed worker wait longer than anybody expects.
 MAX_VISIBILITY_SECONDS = 900
 
 #: SQS accepts signatures up to five minutes off.
@@ -185,7 +185,7 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
-    """Remote control that settings want and the option leaves off, or the reverse, or without permission."""
+    """Remote control that is on in the settings and off in the options, or the reverse, or not permitted."""
     for name, consequence in WITHOUT_CONTROL.items():
         if facts.settings.get(name) and not facts.options.remote_control:
             yield Finding(

@@ -62,7 +62,7 @@ COLOURS: Final = {Severity.ERROR: "red", Severity.WARNING: "yellow", Severity.NO
 
 
 def is_well(findings: Iterable[Finding]) -> bool:
-    """Whether no finding is worse than a note."""
+    """Returns whether no finding is worse than a note."""
     return all(finding.severity is Severity.NOTE for finding in findings)
 
 

@@ -19,7 +19,7 @@ MAX_NAMES: Final = 20
 
 
 class ProbeResult(Enum):
-    """Answer of a probe about a permission."""
+    """What a probe shows about a permission."""
 
     ALLOWED = "allowed"
     DENIED = "denied"
@@ -62,7 +62,7 @@ class QueueFacts:
 
     Attributes:
         name: Celery's.
-        location: where requests about it go; `None` where the settings are no good.
+        location: where requests about it go; `None` where the settings are wrong.
         attributes: of GetQueueAttributes; `None` where they are not known.
         problem: why they are not, or why there is no queue.
         denied: whether a permission is missing for that.
@@ -85,11 +85,11 @@ class QueueFacts:
 
     @property
     def fifo(self) -> bool:
-        """Whether it keeps the order."""
+        """Whether it is a FIFO queue."""
         return (self.url or self.name).endswith(".fifo")
 
     def is_same(self, other: QueueFacts) -> bool:
-        """Whether both are one queue at SQS, whose URL has several forms."""
+        """Returns whether both are the same queue at SQS, whose URL has several forms."""
         arns = [(each.attributes or {}).get(ARN) for each in (self, other)]
         return arns[0] == arns[1] if all(arns) else bool(self.url) and self.url == other.url
 

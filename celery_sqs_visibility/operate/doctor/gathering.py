@@ -34,7 +34,7 @@ from celery_sqs_visibility.operate.app_queues import (
     FoundQueue,
     dead_letter_queue,
     for_each,
-    look_at,
+    inspect_queue,
     named_queues,
     queue_names,
 )
@@ -203,7 +203,7 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
         options=options.for_queue(name),
         may_be_created=predefined is None and not options.predefined_queues and not options.queue_owner,
     )
-    found = look_at(lambda: broker.queues.find(name))
+    found = inspect_queue(lambda: broker.queues.find(name))
     known, queue = _as_found(known, found), found.queue
     if queue is None or known.exists is False:
         return known
@@ -242,7 +242,7 @@ def _letters(broker: BrokerContext, queue: Queue, known: QueueFacts) -> QueueFac
         return _not_found(facts, error)
     if letters is None:
         return None
-    facts = _as_found(facts, look_at(lambda: letters))
+    facts = _as_found(facts, inspect_queue(lambda: letters))
     if facts.exists is False:
         return facts
     permissions = {**permissions_on_dead_letters(letters), **_permissions_on_key(broker, queue, facts)}
@@ -267,21 +267,21 @@ def permissions_on(queue: Queue) -> dict[str, ProbeResult]:
     # A server that does not refuse hands messages out; they are visible again at once.
     too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
     return {
-        RECEIVE: _shown_by(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
-        DELETE: _shown_by(lambda: sqs.delete(url, [NO_HANDLE])),
-        CHANGE_VISIBILITY: _shown_by(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
+        RECEIVE: _probe(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
+        DELETE: _probe(lambda: sqs.delete(url, [NO_HANDLE])),
+        CHANGE_VISIBILITY: _probe(lambda: sqs.change_visibility(url, [(NO_HANDLE, 0)])),
         **permissions_on_dead_letters(queue),
     }
 
 
 def permissions_on_dead_letters(queue: Queue) -> dict[str, ProbeResult]:
     """The permission that a worker needs there."""
-    return {SEND: _shown_by(lambda: queue.sqs.send_batch(queue.url, []))}
+    return {SEND: _probe(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
 def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, ProbeResult]:
     """The permission to find the queues of remote control by `prefix`. The others need a queue to be made."""
-    return {LIST_QUEUES: _shown_by(lambda: sqs.list_queues(prefix) is not None)}
+    return {LIST_QUEUES: _probe(lambda: sqs.list_queues(prefix) is not None)}
 
 
 def permissions_on_key(
@@ -298,7 +298,7 @@ def permissions_on_key(
     }
 
 
-def _shown_by(probe: Callable[[], BatchResult | bool]) -> ProbeResult:
+def _probe(probe: Callable[[], BatchResult | bool]) -> ProbeResult:
     try:
         answer = probe()
     except AccessDeniedError:

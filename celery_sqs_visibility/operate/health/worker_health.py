@@ -94,7 +94,7 @@ def _is_stopping(consumer: Any) -> bool:
 
 
 def _processes(pool: Any) -> tuple[int | None, int | None]:
-    """How many processes of a prefork pool live, and how many it is to have; `None` of any other pool.
+    """The numbers of processes of a prefork pool, living and wanted; `None` for other pools.
 
     It is to have none while `--autoscale=N,0` has nothing to run (billiard/pool.py: `Pool.shrink`).
     """
@@ -104,7 +104,7 @@ def _processes(pool: Any) -> tuple[int | None, int | None]:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a child runs. It is not reaped here, which is the pool's business."""
+    """Returns whether a child runs, without reaping it, which the pool does."""
     try:
         if not hasattr(os, "waitid"):  # macOS, until Python 3.13
             os.kill(pid, 0)

@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def is_conventional(self) -> bool:
-        """Whether OpenTelemetry's semantic conventions have it."""
+        """Whether it is in OpenTelemetry's semantic conventions."""
         return self.otel.startswith("messaging.")
 
     @property

@@ -21,8 +21,8 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
 from celery_sqs_visibility.operate.metrics.series import Counter, Histogram, Labels, ReadGauge, Series
 
-#: Values that are recorded in a row, which takes less than half the time: alone, between two steps of a
-#: worker, the SDK's code is no longer in the processor's cache.
+#: Values that are recorded in a row. That takes less than half the time: between two steps of a worker the
+#: SDK's code leaves the processor's cache.
 BATCH: Final = 100
 
 #: The label of a bucket, its upper bound.
@@ -67,7 +67,7 @@ def _operation_type(action: str) -> str | None:
 
 
 class Values:
-    """Values of histograms that wait to be recorded. Any thread, and several at the same time."""
+    """Values of histograms that wait to be recorded. Thread-safe."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

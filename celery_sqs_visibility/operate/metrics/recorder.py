@@ -31,9 +31,9 @@ class Recorder:
     """Counts the events of this process from `start` to `stop`.
 
     Args:
-        series: where to.
+        series: the numbers that it adds to.
         tasks: the names that become labels.
-        queues: those that the worker consumes now, as one may be added: Celery's names by SQS's.
+        queues: returns the queues that the worker consumes now, Celery's names by SQS's.
         clock: for waits, and for retries that are not back.
     """
 
@@ -171,7 +171,7 @@ def _drop_past(instants: list[float], now: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """How many tasks it may run at once, how many run, and how many messages it holds."""
+    """The numbers of a worker's slots, of running tasks, and of held messages."""
 
     slots: int
     busy: int

@@ -37,7 +37,7 @@ class Counter:
 
 @dataclass(slots=True)
 class _Values:
-    """How many values each bucket has, and the sum of all."""
+    """Numbers of values by bucket, and the sum of all values."""
 
     buckets: list[int]
     total: float = 0
@@ -67,7 +67,7 @@ class Histogram:
             self.record(labels, value)
 
     def read(self) -> dict[Labels, tuple[list[int], float]]:
-        """How many values each bucket has, and the sum of all."""
+        """The numbers of values by bucket, and the sum of all values."""
         with self._lock:
             return {labels: (list(one.buckets), one.total) for labels, one in self._values.items()}
 
@@ -76,7 +76,8 @@ class Series:
     """The series of all metrics of a worker.
 
     Attributes:
-        counters, histograms, gauges: by metric; who knows a gauge's values puts a function there.
+        counters, histograms: by metric.
+        gauges: functions that read the gauges, by metric.
     """
 
     def __init__(self) -> None:

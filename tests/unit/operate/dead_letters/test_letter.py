@@ -12,10 +12,10 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.operate.dead_letters.letter import (
     Selection,
+    letter_facts,
     read_letter,
+    show_facts,
     show_letters,
-    show_whole,
-    whole,
 )
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, pointer_body, size_attribute
 from celery_sqs_visibility.transport.task_message import task_message
@@ -43,15 +43,15 @@ from celery_sqs_visibility.transport.task_message import task_message
 def test_a_letter_passes_every_filter_that_is_given(site, filters, is_taken):
     site.add(exception="errors.Trouble: in vain")
     now = site.clock.wall() + 60
-    assert Selection(**filters).takes(site.receive()[0], now) == is_taken
+    assert Selection(**filters).matches(site.receive()[0], now) == is_taken
 
 
 def test_an_id_is_the_messages_or_the_tasks_or_their_beginning(site):
     letter_id = site.add(task_id="task-0001-more", message_id="original-message")
     (letter,) = site.receive()
     for name in (letter_id, letter_id[:8], "task-0001-more", "task-000", "original"):
-        assert Selection([name]).takes(letter, 0)
-    assert not Selection(["task-0001"]).takes(letter, 0)
+        assert Selection([name]).matches(letter, 0)
+    assert not Selection(["task-0001"]).matches(letter, 0)
 
 
 @pytest.mark.parametrize("attempts", ["²", "9" * 5000, "-1", "many"])
@@ -62,7 +62,7 @@ def test_a_number_of_attempts_that_is_none_is_left_out(site, attempts):
 
 def test_a_letter_of_an_unknown_queue_is_any_queues(site):
     site.add(source_queue="")
-    assert Selection(sources={"others"}).takes(site.receive()[0], 0)
+    assert Selection(sources={"others"}).matches(site.receive()[0], 0)
 
 
 def test_a_message_that_cannot_be_read_is_listed_with_the_reason(site):
@@ -87,7 +87,7 @@ def facts_of(site, body, payloads=None, readable=None, attributes=None):
     site.sqs.send(site.letters, OutgoingMessage(body, attributes or {}))
     (received,) = next(site.held.batches())
     letter = read_letter(site.place.letters, received, readable or ReadablePayloads())
-    return whole(letter, site.place.letters, payloads, site.clock.wall())
+    return letter_facts(letter, site.place.letters, payloads, site.clock.wall())
 
 
 @pytest.mark.parametrize(
@@ -142,5 +142,5 @@ def test_a_table_and_a_whole_letter_are_printed(site, capsys):
     assert table[1].split() == [
         letter_id[:8], "proj.add", "proj.Trouble:", "in", "vain", "failed", "6", "2h", "orders", "-",
     ]  # fmt: skip
-    show_whole(whole(letter, site.place.letters, None, site.clock.wall()))
+    show_facts(letter_facts(letter, site.place.letters, None, site.clock.wall()))
     assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out

@@ -144,7 +144,7 @@ def test_a_letter_that_sqs_has_moved_keeps_all_its_attributes_and_finds_its_queu
     for _ in range(6):
         site.messages(site.queue)
     (letter,) = site.receive()
-    assert (letter.said, letter.source) == ({}, "orders")
+    assert (letter.details, letter.source) == ({}, "orders")
     assert "maxReceiveCount" in letter.reason
     site.moves.send_back([letter])
     assert site.messages(site.queue)[0]["MessageAttributes"] == attributes
