@@ -61,7 +61,7 @@ class SendsOnce:
 
         Args:
             key: the same in all beats.
-            ttl_seconds: how long the store has to remember it.
+            ttl_seconds: how long the store must remember it.
         """
         store, self._owner = self._exclusive_store(), uuid.uuid4().hex
         return store is None or store.claim(f"beat:{key}", ttl_seconds, self._owner)
@@ -220,7 +220,7 @@ def _align(entry: Any) -> Any:
 
 
 def _due(entry: Any) -> float | None:
-    """The instant for which an entry is sent now; `None` where two beats would not find the same."""
+    """The instant for which an entry is sent now; `None` if two beats could find different ones."""
     now = _now(entry)
     plan: Any = entry.schedule
     if every := _interval(entry):

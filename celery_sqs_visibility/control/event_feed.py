@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 #: An event waits this long for others. A monitor is that late.
 LINGER_SECONDS: Final = 0.5
 
-#: Most bytes of waiting events for one monitor, counting bodies; further events are dropped.
+#: Bytes of waiting events for one monitor, counting bodies; further events are dropped.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
 #: A queue that was seen so recently may be unknown to a part of SQS.
@@ -101,11 +101,9 @@ class EventFeed:
     """Sends events to the queue of one monitor. `submit` may be called from any thread and does not block.
 
     Args:
-        queue: the monitor's.
         encode: makes SQS's message.
-        gone: called from the thread that sends, once the queue is gone, and the monitor with it.
-        clock: the monotonic clock.
-        lingers: whether events wait for others, in a worker. It looks whether the monitor receives them.
+        gone: called by the thread that sends, once the queue and its monitor are gone.
+        lingers: whether this is a worker: events wait for others, and it checks that they are received.
 
     Attributes:
         seen_at: the monotonic instant at which the monitor was last known to listen.
@@ -244,7 +242,7 @@ class EventFeed:
             )
 
 
-#: The bodies of one request. As text within JSON they fit into 256 KiB, whatever they have.
+#: The bodies of one request. As text within JSON they always fit into 256 KiB.
 BATCH_BYTES: Final = 120 * 1024
 
 

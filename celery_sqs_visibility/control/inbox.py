@@ -129,11 +129,8 @@ class Inbox:
     """Polls one control queue, which it makes and deletes. No method but `address` waits for SQS.
 
     Args:
-        queues: the directory.
-        exchange: the exchange that the queue is bound to.
         node: the owner of the queue.
         deliver: takes each received message. In the thread.
-        clock: the clock.
         sweeps: the exchanges whose stale queues it deletes.
         wanted: whether a consumer waits for messages now.
         is_full: whether the consumer's backlog is full; then messages stay at SQS, until they expire there.

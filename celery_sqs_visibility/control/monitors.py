@@ -61,10 +61,7 @@ class Monitors:
     """The monitors of one exchange, as far as this process knows them, and their events. Any thread.
 
     Args:
-        exchange: to which Celery publishes events.
-        queues: the directory of the monitors' queues.
-        in_worker: events are sent by threads. A client has none: it sends before `publish` returns.
-        clock: the monotonic clock.
+        in_worker: whether threads send events. A client has none: it sends before `publish` returns.
     """
 
     def __init__(
@@ -221,8 +218,6 @@ class EventExchanges:
     """The events of each exchange (Celery's setting `event_exchange`). Any thread.
 
     Args:
-        queues: the directory of control queues.
-        clock: the clock.
         in_worker: whether this is the main process of a worker.
         use_here: Celery's use of an exchange, as the apps of this process name theirs.
     """

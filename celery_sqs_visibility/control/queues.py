@@ -63,10 +63,8 @@ class ControlQueues:
     """The control queues of all processes, by exchange. Any thread; every method but `url_of` makes requests.
 
     Args:
-        sqs: access to them.
         prefix: the beginning of their names.
-        tags: those that the user wants on every queue.
-        clock: the clock.
+        tags: the user's, for every queue.
     """
 
     def __init__(self, sqs: SQS, prefix: str, tags: Mapping[str, str], clock: Clock) -> None:

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -63,16 +64,9 @@ class RemoteControl:
     """Made once for a process and a broker. Any thread.
 
     Args:
-        sqs: access to the control queues.
-        options: the transport options.
-        clock: the clock.
         in_worker: whether this is the main process of a worker.
         use_here: Celery's use of an exchange, as the apps of this process name theirs.
         pump: sends replies and events.
-
-    Attributes:
-        queues: the directory.
-        events: Celery's events.
     """
 
     def __init__(
@@ -159,7 +153,7 @@ class RemoteControl:
         # The caller waits that long once this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
         expires = (message.get("headers") or {}).get(wire.EXPIRES)
         expires_in = expires - self._clock.wall() if expires else None
-        send = partial(self._broadcast, exchange, message, wire.new_id(), expires_in)
+        send = partial(self._broadcast, exchange, message, uuid.uuid4().hex, expires_in)
         attempt(send, PASSING_ERRORS, pauses_until(until, self._clock))
 
     def _broadcast(

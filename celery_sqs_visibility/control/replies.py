@@ -10,6 +10,7 @@ import heapq
 import logging
 import os
 import socket
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,7 +32,7 @@ IDLE_SECONDS: Final = 60.0
 
 
 class Collector:
-    """The replies to one command, for the consumer that may come later than they do.
+    """The replies to one command, for a consumer that may come later than they do.
 
     Attributes:
         tickets: kombu's of the commands: a late reply to the command before has another.
@@ -47,9 +48,7 @@ class Replies:
     """The replies of a process. Any thread.
 
     Args:
-        queues: the directory of control queues.
-        decode: reads a received message; `None` if that is impossible.
-        clock: the clock.
+        decode: reads a received message. Returns `None` if that is impossible.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class ReplySender:
             logger.warning("dropped the reply to a command: %r is no address of a caller", routing_key)
             emit(ReplyDropped())
             return
-        reply, reply_id = wire.body_of(message), wire.new_id()
+        reply, reply_id = wire.body_of(message), uuid.uuid4().hex
         try:
             text = wire.encode(message, reply, exchange, collector, message_id=reply_id)
         except TooLargeError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -62,13 +61,8 @@ class ControlMessage:
     monitors: dict[str, list[str]]
 
 
-def new_id() -> str:
-    """An id for a message that may be sent more than once."""
-    return uuid.uuid4().hex
-
-
 def body_of(message: Mapping[str, Any]) -> Any:
-    """The content of a message that this process publishes, whatever its serializer is."""
+    """The content of a message that this process publishes, by any serializer."""
     kind = message["content-type"]
     return load_content(message["body"], kind, message["content-encoding"], accept={kind})
 
@@ -134,11 +128,12 @@ def decode(received: ReceivedMessage, reply_exchange: str | None = None) -> Cont
         message_id = str(properties.get(ID) or received["MessageId"])
         properties = {**properties, "delivery_tag": received["MessageId"]}
         content = {"body": str(body), "content-type": JSON, "content-encoding": "utf-8"}
-        payload = {**content, "headers": _plain(headers), "properties": properties}
+        plain = {name: value for name, value in headers.items() if name != "compression"}  # it is none
+        payload = {**content, "headers": plain, "properties": properties}
         return ControlMessage(message_id, payload, str(routing_key), expires_in, _monitors(headers))
     except UnreadableError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever kombu's decoders of typed values raise
+    except Exception as error:  # noqa: BLE001 - of kombu's decoders of typed values
         raise UnreadableError(f"it is not a message of remote control: {error!r}") from None
 
 
@@ -158,11 +153,6 @@ def _check_reply_to(command: Any, exchange: str) -> None:
     address = str(reply_to["routing_key"]).partition(".")[0]
     if reply_to["exchange"] != exchange or not is_address(address):
         raise UnreadableError(f"its reply_to is no queue for replies: {truncated(repr(reply_to), 200)}")
-
-
-def _plain(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """The headers without kombu's `compression`, since the body is not compressed."""
-    return {name: value for name, value in headers.items() if name != "compression"}
 
 
 def _seconds_in_queue(received: ReceivedMessage) -> float:

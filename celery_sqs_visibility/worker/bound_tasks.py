@@ -36,13 +36,7 @@ logger = get_logger(__name__)
 
 
 class BoundTasks:
-    """Binds a consumer's tasks to requests of ours, later ones when Celery learns of them. Main thread.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`.
-        worker: what the requests know of it.
-        context: what the worker's connections share.
-    """
+    """Binds a consumer's tasks to requests of ours, later ones when Celery learns of them. Main thread."""
 
     def __init__(self, consumer: Any, worker: WorkerContext, context: BrokerContext) -> None:
         self._consumer = consumer

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
@@ -26,62 +26,79 @@ from celery_sqs_visibility.worker.pool_patches import number_of_slots
 
 logger = get_logger(__name__)
 
-FOR_EVER: Final = math.inf
 
-
-class QueueNotConsumedError(LookupError):
-    """The worker does not consume the queue."""
-
-
-class NothingGivenBackError(RuntimeError):
-    """No thread could be started that gives back waiting messages."""
-
-
-def consumed_queues(context: BrokerContext) -> list[str]:
-    """Celery's names of the worker's queues, paused ones included, in order."""
-    return sorted({name for each in _consumers(context) for name in each.consumed()})
-
-
-def pause(context: BrokerContext, queue: str, seconds: float = FOR_EVER) -> dict[str, Any]:
-    """Stop polling the queue for that long, and give its waiting messages back. Returns its former state.
-
-    Raises:
-        QueueNotConsumedError: nothing is changed.
-        NothingGivenBackError: it is paused.
-    """
-    _check(context, queue)
-    before = conditions(context)[queue]
-    context.receiving.pauses.pause(queue, seconds)
+@control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
+def sqs_pause(state: Any, queue: str, seconds: float | None = None, **_: Any) -> dict[str, Any]:
+    """Poll a queue no more, and give back what waits; for good, or for some seconds."""
+    context = _context(state)
+    if refusal := _refusal(context, queue):
+        return refusal
+    before = _conditions(context)[queue]
+    context.receiving.pauses.pause(queue, math.inf if seconds is None else float(seconds))
     consumers = _consumers(context)
     for each in consumers:
         each.notice_pause(queue)
-    how_long = "until it is resumed" if seconds == FOR_EVER else f"for {seconds:g} s"
+    how_long = "until it is resumed" if seconds is None else f"for {float(seconds):g} s"
     logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
     if start_thread(_give_back, f"sqs-pause-{queue}", consumers, queue) is None:
-        raise NothingGivenBackError(
-            "no thread could be started that gives back waiting messages; the queue is paused all the same. "
-            "Pause it again to give them back"
-        )
-    return {**before, **_pause_of(context, queue)}
+        return {
+            "error": "no thread could be started that gives back waiting messages; the queue is paused all "
+            "the same. Pause it again to give them back"
+        }
+    return {"ok": {**before, **_pause_of(context, queue)}}
 
 
-def resume(context: BrokerContext, queue: str) -> bool:
-    """Poll the queue again. Returns whether it was paused.
-
-    Raises:
-        QueueNotConsumedError: nothing is changed.
-    """
-    _check(context, queue)
+@control_command(args=[("queue", str)], signature="<queue>")
+def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
+    """Poll a paused queue again."""
+    context = _context(state)
+    if refusal := _refusal(context, queue):
+        return refusal
     was_paused = context.receiving.pauses.get(queue) is not None
     context.receiving.pauses.resume(queue)
     for each in _consumers(context):
         each.notice_pause(queue)
     if was_paused:
         logger.info("queue %r is resumed", queue)
-    return was_paused
+    return {"ok": {"was_paused": was_paused}}
 
 
-def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
+@inspect_command()
+def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
+    """Tell which queues are polled and paused, and how many messages of each are held and hidden."""
+    module = type(state.consumer.pool).__module__.rpartition(".")[2]
+    return {
+        "pool": "threads" if module == "thread" else module,  # its name on the command line
+        "slots": number_of_slots(state.consumer),
+        "busy": len(worker_state.active_requests),
+        "queues": _conditions(_context(state)),
+    }
+
+
+def _context(state: Any) -> BrokerContext:
+    context: BrokerContext = state.consumer.conninfo.transport.context
+    return context
+
+
+def _consumers(context: BrokerContext) -> list[QueueConsumer]:
+    """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
+    return snapshot(context.receiving.worker_queue_consumers)
+
+
+def _consumed_queues(context: BrokerContext) -> list[str]:
+    """Celery's names of the worker's queues, paused ones included, in order."""
+    return sorted({name for each in _consumers(context) for name in each.consumed()})
+
+
+def _refusal(context: BrokerContext, queue: str) -> dict[str, Any]:
+    """The answer to a command about a queue that the worker does not consume; empty if it does."""
+    queues = _consumed_queues(context)
+    if queue in queues:
+        return {}
+    return {"error": f"consumes {', '.join(map(repr, queues))}, and not {queue!r}", "queues": queues}
+
+
+def _conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
     """The state of each queue: its pause, and the counts of held messages, of hidden ones and of runs."""
     consumers, now = _consumers(context), SYSTEM_CLOCK.monotonic()
     held = Counter(each.facts.queue for one in consumers for each in one.held())
@@ -95,23 +112,13 @@ def conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
             "hidden": hidden.get(queue, 0),
             "running": running[queue],
         }
-        for queue in consumed_queues(context)
+        for queue in _consumed_queues(context)
     }
 
 
 def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
     left = context.receiving.pauses.seconds_left(queue)
-    return {"paused": left > 0, "seconds_left": round(left, 1) if 0 < left < FOR_EVER else None}
-
-
-def _consumers(context: BrokerContext) -> list[QueueConsumer]:
-    """The worker's consumers, those of earlier connections too while a run of theirs goes on."""
-    return snapshot(context.receiving.worker_queue_consumers)
-
-
-def _check(context: BrokerContext, queue: str) -> None:
-    if queue not in (queues := consumed_queues(context)):
-        raise QueueNotConsumedError(f"consumes {', '.join(map(repr, queues))}, and not {queue!r}")
+    return {"paused": left > 0, "seconds_left": round(left, 1) if 0 < left < math.inf else None}
 
 
 def _give_back(consumers: list[QueueConsumer], queue: str) -> None:
@@ -119,42 +126,6 @@ def _give_back(consumers: list[QueueConsumer], queue: str) -> None:
     released = [delivery for each in consumers for delivery in each.give_back_unstarted(queue)]
     if released:
         logger.info("paused queue %r: messages given back that had not begun: %s", queue, len(released))
-
-
-@control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
-def sqs_pause(state: Any, queue: str, seconds: float | None = None, **_: Any) -> dict[str, Any]:
-    """Poll a queue no more, and give back what waits; for good, or for some seconds."""
-    context = _context(state)
-    try:
-        condition = pause(context, queue, FOR_EVER if seconds is None else float(seconds))
-    except QueueNotConsumedError as error:
-        return _refusal(context, error)
-    except NothingGivenBackError as error:
-        return {"error": str(error)}
-    return {"ok": condition}
-
-
-@control_command(args=[("queue", str)], signature="<queue>")
-def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
-    """Poll a paused queue again."""
-    context = _context(state)
-    try:
-        was_paused = resume(context, queue)
-    except QueueNotConsumedError as error:
-        return _refusal(context, error)
-    return {"ok": {"was_paused": was_paused}}
-
-
-@inspect_command()
-def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
-    """Tell which queues are polled and paused, and how many messages of each are held and hidden."""
-    module = type(state.consumer.pool).__module__.rpartition(".")[2]
-    return {
-        "pool": "threads" if module == "thread" else module,  # its name on the command line
-        "slots": number_of_slots(state.consumer),
-        "busy": len(worker_state.active_requests),
-        "queues": conditions(_context(state)),
-    }
 
 
 def check_answers(node: Any) -> None:
@@ -170,12 +141,3 @@ def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> 
     except Exception as error:
         raise TypeError(f"the answer of the control command {method!r} is not JSON: {error}") from error
     return answer
-
-
-def _context(state: Any) -> BrokerContext:
-    context: BrokerContext = state.consumer.conninfo.transport.context
-    return context
-
-
-def _refusal(context: BrokerContext, error: Exception) -> dict[str, Any]:
-    return {"error": str(error), "queues": consumed_queues(context)}

@@ -80,9 +80,6 @@ class Drain:
     """Drains one worker, once, in a thread of its own.
 
     Signal handlers call `begin`, `shorten_polls` and `hurry`, which do no I/O and take no lock.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`.
     """
 
     def __init__(self, consumer: Any) -> None:

@@ -37,11 +37,8 @@ class RateLimits:
     A task that waits, and whose message is settled meanwhile, is taken out by the settlement.
 
     Runs on Celery's main thread; without an event loop on its timer's thread, too. Each field is read and
-    then written by one of them only, or a moment's error in it does no harm.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`, whose tasks have no strategies yet.
-        worker: tells of requests with an ETA.
+    then written by one of them only, or a moment's error in it does no harm. Made before the consumer's tasks
+    have strategies.
     """
 
     def __init__(self, consumer: Any, worker: WorkerContext) -> None:

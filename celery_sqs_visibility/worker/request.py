@@ -155,7 +155,10 @@ class DeliveryRequest(CeleryRequest):
         """Settle a run that ended with an exception."""
         exc = exception_of(exc_info)
         if self._was_killed_for_nothing(exc):
-            self._come_back_killed()
+            state.task_ready(self)
+            if not self.acknowledged:
+                self.log(logger.warning, "Task %s[%s] comes back: its process was killed")
+                self.settle(RELEASE)
             return None
         if could_not_publish_retry(exc_info) and self._has_attempts_left():
             self.log(logger.warning, "Task %s[%s] comes back: its retry could not be published")
@@ -374,12 +377,6 @@ class DeliveryRequest(CeleryRequest):
         """Whether the child was lost after it had stored its success (Celery 5.7)."""
         return self.success_was_stored()
 
-    def _come_back_killed(self) -> None:
-        state.task_ready(self)
-        if not self.acknowledged:
-            self.log(logger.warning, "Task %s[%s] comes back: its process was killed")
-            self.settle(RELEASE)
-
     def _end_unreported(self) -> None:
         """Tell Celery that the run is over, but no result; its message comes back later."""
         state.task_ready(self)
@@ -430,7 +427,7 @@ class DeliveryRequest(CeleryRequest):
             self.request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
-        """Tell the task its delivery, in whatever process it will run."""
+        """Tell the task its delivery, in any process."""
         facts, request = delivery.facts, self.request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {

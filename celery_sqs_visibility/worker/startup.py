@@ -84,11 +84,7 @@ def reason_and_remedy(error: SQSError) -> str:
 
 
 class QueuesFirst:
-    """Lets a consumer connect once its queues are there. Main thread.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`.
-    """
+    """Lets a consumer connect once its queues are there. Main thread."""
 
     def __init__(self, consumer: Any) -> None:
         self._app = consumer.app

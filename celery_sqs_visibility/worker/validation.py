@@ -94,11 +94,7 @@ _SMALL: Final = frozenset({None, *range(1000)})
 
 
 class BadMessages:
-    """Validates messages before Celery gets them, and refuses bad ones in its place. Main thread.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`.
-    """
+    """Validates messages before Celery gets them, and refuses bad ones in its place. Main thread."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -275,7 +271,7 @@ def _is_instant(value: Any) -> bool:
     except Exception as error:
         if passes(error):
             raise
-        return False  # whatever its parser cannot bear
+        return False  # its parser raises many kinds
     return instant is not None and MINYEAR < instant.year < MAXYEAR
 
 

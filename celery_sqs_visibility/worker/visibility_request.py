@@ -262,7 +262,7 @@ class VisibilityRequest(DeliveryRequest):
         return True
 
     def _may_run_still(self) -> bool:
-        """Whether the run of its last attempt may go on elsewhere, whatever its receives say."""
+        """Whether the run of its last attempt may go on elsewhere, despite its receives."""
         return False
 
     def _fail_spent(self) -> None:
@@ -399,7 +399,7 @@ class StoredResult:
 
 
 def exc_info_of(exc: BaseException) -> ExceptionInfo:
-    """As if a run had raised it: an ExceptionInfo is made of a raised exception."""
+    """An ExceptionInfo as if a run had raised the exception."""
     try:
         raise exc
     except type(exc):
