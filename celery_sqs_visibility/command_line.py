@@ -1,9 +1,9 @@
 """Wrong settings as one line of the `celery` command, with exit status 1.
 
-Celery makes connections and binds tasks outside of any `try` (celery/bin/worker.py, beat.py and more), so
-that sixty lines of traceback would precede the sentence. But click, which runs the commands, prints its own
-kind of exception as one line. Elsewhere an error stays as it is: in a web application that publishes, in a
-user's own click program, and when a pool's process, which inherits the context, pickles it.
+Celery makes connections and binds tasks outside of any `try` (celery/bin/worker.py, beat.py and more), so the
+user would see sixty lines of traceback. Click, which runs the commands, prints its own exceptions as one
+line. Elsewhere an error stays as it is: in a web application, in a user's own click program, and when
+a pool's process, which inherits the context, pickles it.
 """
 
 from __future__ import annotations

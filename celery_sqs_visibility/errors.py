@@ -52,7 +52,7 @@ class PublishError(SQSVisibilityError):
 
     def __init__(self, failures: Sequence[tuple[str | None, Exception]], published: int) -> None:
         super().__init__(failures, published)
-        # A text, where a result backend that writes JSON has made one of them.
+        # A text if a result backend wrote it as JSON.
         known = [] if isinstance(failures, str) else failures
         self.failures = [PublishFailure(*failure) for failure in known]
         self.published = published
@@ -108,7 +108,7 @@ class InactivityError(SQSVisibilityError):
 
     @classmethod
     def after(cls, timeout: float) -> InactivityError:
-        """The error of a run that was silent for `timeout` seconds."""
+        """The error after `timeout` seconds without a sign of life."""
         return cls(f"no sign of life for {timeout:g} s (inactivity_timeout)")
 
 

@@ -67,7 +67,7 @@ class DeliveryFacts:
         attempt: int | None = None,
         sent: float = 0,
     ) -> None:
-        # In one step, since each message has one: a frozen dataclass sets attribute after attribute.
+        # In one step, since each message has one: a frozen dataclass sets each attribute by a call.
         self.__dict__.update(
             queue=queue,
             message_id=message_id,
@@ -93,7 +93,7 @@ _subscriptions: tuple[_Subscription, ...] = ()
 
 
 def _find_listeners(kind: type[Event]) -> None:
-    """Set the listeners of a class of events, which may have been defined after the subscriptions."""
+    """Set the listeners of a class of events, which may be defined after the subscriptions."""
     interested = [one for one in _subscriptions if issubclass(kind, one.kind)]
     kind.listeners = tuple(one.listener for one in interested)
     kind.is_wanted = _any_of({one.when for one in interested})
@@ -113,7 +113,7 @@ def _any_of(conditions: set[Condition]) -> Condition:
 class Event:
     """Something happened in this process."""
 
-    #: Whether anybody wants events of this class now; if not, they need not be made.
+    #: Whether a listener wants events of this class now; if not, they need not be made.
     is_wanted: ClassVar[Condition] = NEVER
     #: The listeners of this class, in the order of subscription.
     listeners: ClassVar[tuple[Listener, ...]] = ()
@@ -175,7 +175,7 @@ class Superseded(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Lost(DeliveryEvent):
-    """The visibility lapsed, or SQS refused the receipt handle: another worker may have the message."""
+    """The visibility lapsed or SQS refused the receipt handle: another worker may have the message."""
 
     reason: str
 
@@ -323,7 +323,7 @@ def subscribed(listener: Listener) -> bool:
 
 
 def emit(event: Event) -> None:
-    """Tell every listener of the event's kind. Never raises."""
+    """Call every listener of the event's kind. Never raises."""
     for listener in event.listeners:
         try:
             listener(event)
@@ -334,8 +334,7 @@ def emit(event: Event) -> None:
 def log_safely(log: Callable[..., object], sentence: str, *args: Any, **options: Any) -> None:
     """Call `log`, a method of a logger; its exceptions are dropped.
 
-    `logging` keeps the errors of handlers to itself, but not the errors of filters, and of a logger class of
-    the user's.
+    `logging` handles the errors of handlers, but not those of filters and of a user's logger class.
     """
     with suppress(Exception):
         log(sentence, *args, stacklevel=2, **options)

@@ -1,7 +1,6 @@
 """Log records as JSON lines, with the ids of their message and task.
 
-Works in any process and with any broker: without a message, or with one that is not from SQS, its fields are
-left out. Any thread; no request.
+Works in any process and with any broker: fields that do not apply are left out. Any thread; no request.
 """
 
 from __future__ import annotations
@@ -22,16 +21,15 @@ from kombu.utils.encoding import safe_repr, safe_str
 from celery_sqs_visibility.delivery.event_log import Fields, last_request, log_event
 from celery_sqs_visibility.events import subscribed
 
-#: The package's logger, which tells what happens to each message at DEBUG.
+#: The package's logger. At DEBUG it logs what happens to each message.
 OURS: Final = "celery_sqs_visibility"
 
-#: The end of sentences whose facts are fields of the line.
+#: The end of log messages whose facts are fields of the line.
 FACTS: Final = " (%s)"
 
 #: Attributes of every record, and those that are fields under other names. Celery's `data` has the arguments
 #: of the task, which may be secret.
 KNOWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "sqs", "data", "taskName"}
-
 
 #: The node's name of this worker, as `node`. A pool's forked processes inherit it.
 _node: dict[str, str] = {}
@@ -43,10 +41,9 @@ def _keep_node(sender: str, **_: Any) -> None:
 
 
 class JSONFormatter(logging.Formatter):
-    """Writes a record as one line of JSON. `format` never raises, whatever the record holds."""
+    """Formats a record as one line of JSON. Never raises."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         line: dict[str, Any] = {
             "timestamp": _moment(record).isoformat(timespec="microseconds"),
             "level": record.levelname,
@@ -57,7 +54,7 @@ class JSONFormatter(logging.Formatter):
         for part in (_message, _ids, _extras, self._exception):
             try:
                 line |= {name: value for name, value in part(record).items() if name not in line}
-            except Exception as error:  # noqa: BLE001 - the line tells what it lacks
+            except Exception as error:  # noqa: BLE001 - it becomes a field
                 line["log_error"] = safe_repr(error)
         try:
             return json.dumps(line, default=safe_repr, allow_nan=False)
@@ -81,11 +78,11 @@ def _moment(record: logging.LogRecord) -> datetime:
 
 
 def log_json(*, life_cycle: bool = True) -> None:
-    """Write JSON lines from Celery's workers and beat, once Celery sets up its logging; harmless if repeated.
+    """Write JSON lines in Celery's workers and beat, once Celery sets up its logging. Idempotent.
 
     Args:
-        life_cycle: also write each message's events, in four lines or more. Celery's own lines about a
-            task's receipt and success are left out then.
+        life_cycle: also write each message's events, four lines or more, in place of Celery's own lines about
+            a task's receipt and success.
     """
 
     def set_up(logger: logging.Logger, **_: Any) -> None:
@@ -102,13 +99,13 @@ def log_json(*, life_cycle: bool = True) -> None:
 
 
 def _handlers_of_processes() -> list[logging.Handler]:
-    """The handlers of the logger of the pool's processes, which celery/app/log.py sets up separately."""
+    """The handlers of the pool's processes, which celery/app/log.py sets up separately."""
     logger = get_multiprocessing_logger()
     return logger.handlers if logger is not None else []
 
 
 def _is_told_once(record: logging.LogRecord) -> bool:
-    """Whether to keep a record: Celery's lines whose facts our own lines have are left out."""
+    """Returns whether to keep a record: our own lines replace some of Celery's."""
     sentence = record.msg if isinstance(record.msg, str) else None
     if sentence == trace.LOG_RECEIVED:  # which a program may replace, as the other
         return not subscribed(log_event)
@@ -116,7 +113,7 @@ def _is_told_once(record: logging.LogRecord) -> bool:
 
 
 def _message(record: logging.LogRecord) -> dict[str, Any]:
-    """The sentence, without facts that are fields."""
+    """The message, without facts that are fields."""
     args: Any = record.args
     text = record.msg if isinstance(record.msg, str) else safe_str(record.msg)
     try:
@@ -134,7 +131,7 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    """Facts of the message and the task that a record is about: the record's own facts first."""
+    """Facts of the message and the task that a record is about; the record's own come first."""
     own = getattr(record, "sqs", None)
     facts = dict(own) if isinstance(own, Mapping) else {}
     if not facts.get("task_id") and not facts.get("message_id"):
@@ -165,7 +162,7 @@ def _of_running_task() -> dict[str, Any]:
 def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
     """Facts of the request that a line of Celery's names, in a worker's main process.
 
-    Celery writes that a request is received or discarded before the request is in `celery.worker.state`.
+    Celery logs that a request is received or discarded before it is in `celery.worker.state`.
     """
     requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
     for request in (*map(requests.get, named), *(refer() for refer in tuple(last_request))):

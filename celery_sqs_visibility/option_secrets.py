@@ -1,4 +1,4 @@
-"""Settings and transport options without their secrets, as `celery report` and `celery inspect` show them."""
+"""Settings and transport options without secrets, for `celery report` and `celery inspect`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ MASK: Final = "********"
 #: The secret of a URL ends at the last "@", so an "@" in it needs no quoting: `connection_settings.py`.
 CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 
-
-#: As botocore takes it, a proxy needs no scheme.
+#: For botocore a proxy needs no scheme.
 PROXIES: Final = "proxies"
 PROXY_CREDENTIALS: Final = re.compile(r"^((?:[^/]*://)?[^:/@]*):.*@", re.DOTALL)
 
@@ -25,8 +24,8 @@ PROXY_CREDENTIALS: Final = re.compile(r"^((?:[^/]*://)?[^:/@]*):.*@", re.DOTALL)
 def mask_settings() -> None:
     """Mask what Celery shows of settings in this process (celery/app/utils.py: `Settings.table`).
 
-    Called where the transport or the task class is imported, by whatever process. Celery's error about a
-    broker's URL shows a part of a secret with a "/".
+    Called when the transport or the task class is imported. Celery's error about a broker's URL would show
+    a part of a secret with a "/".
     """
     show_settings_by(without_secrets)
 

@@ -48,14 +48,14 @@ NOT_DECORATED: Final = (
 def publish_batch(app: Celery[Any]) -> PublishBlock:
     """Send what is published inside in batches, ten messages or 1 MiB a request, several at a time.
 
-    Sending begins at once, and leaving the block means sent. The block takes what reaches the app's broker;
+    Sending begins at once, and ends before the block does. The block covers what goes to the app's broker;
     another thread or a greenlet takes part with `with batch.joined():`. On any other broker the block changes
-    nothing. What fails for a reason that may pass is tried again for up to 30 seconds.
+    nothing. Transient failures are retried for up to 30 seconds.
 
-    An exception in the block goes on after what was published before it has been sent. Unsent messages are
-    logged, and added to the exception as a note; if the exception is no failure (see `_hides_failures`),
-    `PublishError` is raised in its place. An exception that comes while leaving the block waits, such as a
-    second Ctrl-C's, goes on at once, with a note of how much was not sent.
+    After an exception in the block, what was published before is still sent. Unsent messages are logged and
+    added to the exception as a note; if the exception is no failure (see `_hides_failures`), `PublishError`
+    replaces it. An exception while the end of the block waits, such as a second Ctrl-C's, is raised at once,
+    with a note of how much was not sent.
 
     Args:
         app: the Celery app whose broker it is about.
@@ -69,10 +69,10 @@ def publish_batch(app: Celery[Any]) -> PublishBlock:
 async def apublish(signature: Signature[Any], **options: Any) -> Any:
     """Publish a signature, a chain, a group or a chord, as its `apply_async(**options)` does.
 
-    Returns when SQS has the message, without blocking the event loop meanwhile. Publications that are awaited
-    at the same time share requests, and take part in a block of `publish_batch` around them.
+    Returns when SQS has the message, without blocking the event loop. Concurrent publications share requests,
+    and take part in a block of `publish_batch` around them.
 
-    One that is cancelled before it has begun is not sent; one that is under way is completed.
+    If it is cancelled before it began nothing is sent; otherwise it is completed.
 
     Returns:
         What `apply_async` returns: an `AsyncResult`, or a `GroupResult`.
@@ -88,12 +88,12 @@ async def apublish(signature: Signature[Any], **options: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _threads(_pid: int) -> ThreadPoolExecutor:
-    """Those of this process, for which the interpreter's end waits. A forked child has its own."""
+    """The threads of this process; the interpreter's end waits for them. A forked child has its own."""
     return ThreadPoolExecutor(THREADS, thread_name_prefix="sqs-apublish")
 
 
 class PublishBlock(AbstractContextManager[Batch]):
-    """A block of `publish_batch`, which a `with` statement opens; or a decorator that opens one a call."""
+    """A block of `publish_batch`, for a `with` statement, or as a decorator that opens one for each call."""
 
     def __init__(self, app: Celery[Any]) -> None:
         self._is_used = False
@@ -112,7 +112,7 @@ class PublishBlock(AbstractContextManager[Batch]):
         """Open a block for each call of the function.
 
         Raises:
-            TypeError: it is a coroutine function or a generator, whose body runs after its call has returned.
+            TypeError: it is a coroutine function or a generator, whose body runs after the call.
         """
         self._is_used = True
         kinds = inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction
@@ -142,18 +142,18 @@ def _block(app: Celery[Any]) -> Iterator[Batch]:
 
 
 def _broker_of(app: Celery[Any]) -> NewSender | None:
-    """The broker that the app publishes to, if that is SQS by this package."""
+    """The app's broker for publications; `None` if it is another one."""
     with app.connection_for_write() as connection:
         transport = connection.transport
         return transport.context.new_sender if isinstance(transport, Transport) else None
 
 
 def _hides_failures(error: BaseException) -> bool:
-    """Whether nobody would do anything about unsent messages: the exception does not fail the task.
+    """Returns whether the exception is no failure of the task, so that unsent messages would be forgotten.
 
-    Celery is done with the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or
-    a `Retry` that was published. A message that comes back by itself keeps the delay that its task has asked
-    for, and its next run publishes everything again. A generator that is closed early raises nothing.
+    Celery deletes the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or
+    a published `Retry`. A message that comes back publishes everything again. A generator that is closed
+    early raises nothing.
     """
     if isinstance(error, VisibilityRetry) or getattr(error, "requeue", False):  # `Reject.requeue`
         return False
@@ -161,7 +161,7 @@ def _hides_failures(error: BaseException) -> bool:
 
 
 def _close(batch: Batch) -> PublishError | None:
-    """Wait until everything is sent. An exception that ends the wait gets a note of what was not."""
+    """Wait until everything is sent. An exception that ends the wait gets a note of what was not sent."""
     try:
         return batch.close()
     except BaseException as interruption:

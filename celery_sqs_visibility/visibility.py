@@ -95,28 +95,28 @@ class Visibility:
     def stopping(self) -> bool:
         """Whether the worker is shutting down: after `shutdown_timeout` the message is released anyway.
 
-        A long task looks at it now and then, saves its place, and calls `release()`.
+        A long task checks it from time to time, saves its place and calls `release()`.
         """
         return self._lease_table is not None and self._lease_table.stopping
 
     @property
     def lost(self) -> bool:
-        """Whether the visibility has lapsed: another worker may run the task too, by now or soon."""
+        """Whether the visibility has lapsed: another worker may run the task, too."""
         return self.remaining() <= 0
 
     def remaining(self) -> float:
-        """Seconds until the message becomes visible to others, unless it is extended; 0 if it has.
+        """Seconds until the message becomes visible to others, unless it is extended; 0 if it is.
 
-        The heartbeat extends it, so with one this seldom falls below `heartbeat_interval`.
+        The heartbeat extends it in time, so this seldom falls below `heartbeat_interval`.
         """
         if self._lease is None:
             return math.inf
-        # Read before `lost`: of a lease that is over, another delivery's deadline may be read here.
+        # Read before `lost`: after the lease is over, this may be another delivery's deadline.
         seconds = self._lease.deadline - SYSTEM_CLOCK.monotonic()
         return 0.0 if self._lease.lost else max(0.0, seconds)
 
     def until_horizon(self) -> float:
-        """Seconds until SQS's 12 hours end: then the message is visible, whatever is extended."""
+        """Seconds until SQS's 12 hours end, when the message becomes visible in any case."""
         sqs, lease = self._request.sqs, self._lease
         horizon = math.inf if sqs is None else sqs["horizon"]
         if lease is not None:
@@ -126,13 +126,11 @@ class Visibility:
 
     @property
     def near_horizon(self) -> bool:
-        """Whether no more than 15 minutes of SQS's 12 hours are left: end the run, or `continue_later()`."""
+        """Whether at most 15 minutes of SQS's 12 hours are left: end the run, or `continue_later()`."""
         return self.until_horizon() <= NEAR_HORIZON_SECONDS
 
     def alive(self) -> None:
-        """Give a sign of life, if the task declares an `inactivity_timeout`; otherwise do nothing.
-
-        Costs no request: call it as often as you like.
+        """Give a sign of life, if the task has an `inactivity_timeout`. Costs no request.
 
         Raises:
             InactivityError: it is too late, and the pool could not end the run. Do not catch it.
@@ -144,14 +142,14 @@ class Visibility:
         self._lease.last_sign = SYSTEM_CLOCK.monotonic()
 
     def track(self, iterable: Iterable[T], total: int | None = None) -> Iterator[T]:
-        """The items: each is a sign of life, and the state PROGRESS says how many are done.
+        """Iterate over the items: each is a sign of life, and the state PROGRESS says how many are done.
 
-        The state's `info` is `{"current": ..., "total": ...}`. It is stored at once, then once a second and
-        once a percent at the most, and when all is done.
+        The state's `info` is `{"current": ..., "total": ...}`. It is stored at once, then at most once
+        a second and once a percent, and at the end.
 
         Args:
-            iterable: what the task works on.
-            total: how many items there are; `None`: `len(iterable)` if it has one, otherwise unknown.
+            iterable: the items.
+            total: their number; `None`: `len(iterable)` if it has one, otherwise unknown.
         """
         if total is None and isinstance(iterable, Sized):
             total = len(iterable)
@@ -167,16 +165,16 @@ class Visibility:
     def extend(self, seconds: float) -> float:
         """Keep the message hidden for at least that many seconds from now. Never shortens.
 
-        Needed where the heartbeat is off, or before code that keeps the whole worker from extending.
+        Needed if the heartbeat is off, or before code that keeps the whole worker from extending.
 
         Returns:
-            `remaining()`, which is less than asked for where SQS's 12 hours end before.
+            `remaining()`, which is less than asked for if SQS's 12 hours end before.
 
         Raises:
             ValueError: `seconds` is not a number between 0 and 12 hours.
             VisibilityLostError: it is too late.
-            TimeoutError: SQS has not confirmed it in time; the worker goes on trying.
-            RuntimeError: the task has no lease: some 65,000 others run, or its process, spawned, may not open
+            TimeoutError: SQS has not confirmed it in time; the worker keeps trying.
+            RuntimeError: the task has no lease: some 65,000 others run, or its spawned process may not open
                 the worker's memory.
         """
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS:
@@ -206,10 +204,9 @@ class Visibility:
             threading.Event().wait(EXTEND_CHECK_SECONDS)
 
     def release(self) -> NoReturn:
-        """End the run and give the message back: it is visible again at once, to any worker.
+        """End the run and give the message back: it is visible at once, to any worker.
 
-        The task runs again from its beginning, so save the place first. SQS counts a release as a receive, so
-        it counts as an attempt.
+        The task runs again from its beginning, so save the place first. A release counts as an attempt.
 
         Raises:
             Reject: always; do not catch it. It is Celery's own, with `requeue=True`.
@@ -217,12 +214,12 @@ class Visibility:
         raise Reject("released", requeue=True)
 
     def continue_later(self, **kwargs: Any) -> NoReturn:
-        """End the run, and continue the task in a new message, for which SQS's 12 hours begin anew.
+        """End the run, and continue the task in a new message, with new 12 hours and new attempts.
 
-        The message has the task's id, queue, arguments but for `kwargs`, callbacks, errbacks, chain, chord,
-        priority, expiry and limits: callbacks and canvas steps follow the task's last part. Its attempts
-        begin anew. It is sent before the present one is deleted; if it cannot be sent, the present one comes
-        back, as after any failure. The state is RETRY until the task goes on.
+        The message has the task's id, queue, arguments with `kwargs` changed, callbacks, errbacks, chain,
+        chord, priority, expiry and limits: callbacks and canvas steps follow the task's last part. It is sent
+        before the present one is deleted; if it cannot be sent, the present one comes back, as after any
+        failure. The state is RETRY until the task continues.
 
         If the message is lost nothing is sent: another worker runs the task from the last message on.
 

@@ -1,13 +1,13 @@
-"""Task base class: a failure hides the message it came with, instead of publishing another.
+"""Task base class: a failed run hides its message, instead of publishing another.
 
 The pool's child decides, since not every exception can be pickled: `run` and `before_start` of the class are
-wrapped, within Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). Of a failure that
-comes back they make a `VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main process
-hides the message.
+wrapped, within Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). They turn
+a failure that comes back into a `VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main
+process hides the message.
 
 Methods are wrapped in the class, where Celery's annotations and `unittest.mock` put theirs. Celery annotates
-a class when it binds it (celery/app/task.py: `Task.annotate`), and wraps `run` of the instance for its
-autoretry: afterwards for decorated functions, before that for registered classes (celery/app/base.py:
+a class when it binds it (celery/app/task.py: `Task.annotate`). It wraps `run` of the instance for its
+autoretry: afterwards for decorated functions, before for registered classes (celery/app/base.py:
 `register_task`).
 """
 
@@ -74,14 +74,14 @@ if TYPE_CHECKING:
     from typing import Self  # in `typing` from Python 3.11 on
 
 
-#: (task, method, args, kwargs), where the method takes these args: calls it.
+#: Calls a method: (task, method, args, kwargs).
 Caller = Callable[[Any, Callable[..., Any], Any, Any], Any]
 
-#: The attribute of a wrapper that names its callers: a class that is bound again is not wrapped again.
+#: The attribute of a wrapper with its callers, so that a class that is bound again is not wrapped again.
 CALLERS: Final = "visibility_callers"
 
-#: Where a retry was to go there is no queue: another attempt would not find any, either.
-NOWHERE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
+#: Errors of a retry to a queue that does not exist: another attempt would fail, too.
+NO_QUEUE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
 
 NOT_SENT: Final = "apply_async returned without having published it"
 
@@ -137,7 +137,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     _may_say_unpublished = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
-        """Keep the instance, which a `run` without `self` does not get."""
+        """Keep the instance, for a `run` without `self`."""
         cls._instance = made = super().__new__(cls)
         return made
 
@@ -156,7 +156,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             cls._check_settings()
         except ValueError as error:
             raise shown_in_one_line(ImproperlyConfigured(f"task {cls.name!r}: {error}")) from None
-        # Here it is decided which failure is the last; at that Celery is to see a plain failure.
+        # This package decides which failure is the last; then Celery sees a plain failure.
         task: Any = cls
         task.acks_on_failure_or_timeout = task.acks_on_failure = task.acks_on_timeout = True
         task.reject_on_worker_lost = task.retry_on_worker_lost = False
@@ -165,7 +165,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @classmethod
     def _wrap_methods(cls) -> None:
-        """Decide about the failures of the class's own methods, once, whoever wrote or annotated them."""
+        """Wrap the class's own methods, once, whoever wrote or annotated them."""
         if "given_retry_kwargs" not in vars(cls):
             cls.given_retry_kwargs = dict(getattr(cls, "retry_kwargs", None) or {})
         if cls.exclusive:
@@ -185,7 +185,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
-        """The tracer of its runs, which Celery builds and sets (celery/app/trace.py: `build_tracer`)."""
+        """The tracer of its runs, set by Celery (celery/app/trace.py: `build_tracer`)."""
         return self.__dict__.get("_tracer")
 
     @__trace__.setter
@@ -198,11 +198,11 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @property
     def visibility(self) -> Visibility:
-        """The running message's lease, and whether the worker is stopping: for the task's own code."""
+        """The running message's lease, for the task's own code."""
         return Visibility(self.request, self)
 
     def delay_on_commit(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call `delay` when Django's transaction commits, never if it rolls back; at once outside of one."""
+        """Call `delay` when Django's transaction commits; at once without a transaction."""
         _on_commit(partial(self.delay, *args, **kwargs))
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
@@ -220,13 +220,13 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         max_retries: int | None = None,
         **options: Any,
     ) -> Retry:
-        """Try again later, with the same message if SQS can express that, otherwise as Celery does.
+        """Try again later, with the same message if possible, otherwise as Celery does.
 
-        SQS cannot express other arguments, another queue, other options, `throw=False`, or a delay longer
-        than what is left of the 12 hours.
+        Other arguments, another queue, other options, `throw=False`, or a delay beyond SQS's 12 hours need
+        a new message.
 
         Raises:
-            Retry: to be passed on.
+            Retry: do not catch it.
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
         if not is_delivery(self):
@@ -240,7 +240,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         return self._retry_by_hiding(exc, countdown, self.max_retries if max_retries is None else max_retries)
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's, with the key of an exclusive task free for the task in its place."""
+        """As Celery's. Frees the key of an exclusive task for its replacement."""
         free_key(self.request)
         self.await_successor(by_root=True)
         try:
@@ -250,7 +250,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             raise
 
     def on_run_failed(self, exc: Exception) -> NoReturn:
-        """A run raised `exc`: raise what Celery is to see, a `VisibilityRetry` if the message comes back."""
+        """Raise the outcome of a run that raised `exc`: a `VisibilityRetry` if the message comes back."""
         if exc is self.request.visibility_final:
             raise exc
         given = self.given_retry_kwargs
@@ -259,9 +259,9 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         self._end(End.FAILED, exc, given.get("countdown"), self.retry_limit)
 
     def retry_after_error_outside(self, request: DeliveryContext, exc: BaseException) -> Retry | None:
-        """The `Retry` after Celery failed outside the task's own code; `None` at the last attempt.
+        """The `Retry` after an error of Celery's outside the task's code; `None` at the last attempt.
 
-        If Celery failed while it handled a `Retry` of the task's own, that one stands.
+        If the error came while Celery handled a `Retry` of the task's own, that one stands.
         """
         decided: BaseException | None = exc
         while decided is not None and not isinstance(decided, Retry):
@@ -273,17 +273,16 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         return retry
 
     def publish_continuation(self, changes: dict[str, Any]) -> Retry:
-        """See `Visibility.continue_later`, which raises what this returns."""
         self.await_successor()
         return publish_continuation(self, changes)
 
     def await_successor(self, *, by_root: bool = False) -> None:
-        """Note from now on whether a successor of the run leaves this process: see `task.successors`."""
+        """Note from now on whether a successor of the run is published: see `task.successors`."""
         if is_delivery(self) and not self.app.conf.task_always_eager:
             await_successor(self.request, by_root=by_root)
 
     def require_successor(self, ended: Any) -> None:
-        """Raise if the run ends by `ended`, but its awaited successor has not left this process.
+        """Raise if the run ends by `ended`, but its awaited successor was not published.
 
         Raises:
             VisibilityRetry: by which the message comes back.
@@ -301,16 +300,16 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         self._end(End.RETRIED, exc, self._seconds_until(getattr(ended, "when", None)), limit)
 
     def _needs_a_message(self, countdown: float | None, options: dict[str, Any]) -> bool:
-        """Whether a retry asks for more than to come back, which takes a message of its own."""
+        """Returns whether a retry needs a new message."""
         if self.name == CHORD_UNLOCK:
-            return True  # to poll is not to fail: its receives would use up the queue's `maxReceiveCount`
+            return True  # it polls: its receives would use up the queue's `maxReceiveCount`
         asked = {name: value for name, value in options.items() if value is not None}
         if asked.get("queue") == sqs_delivery(self.request)["queue"]:
             del asked["queue"]
         return bool(asked) or (countdown is not None and countdown > horizon_left(self.request))
 
     def _seconds_until(self, when: Any) -> float | None:
-        """Seconds until an instant; seconds, and `None`, are returned as they are."""
+        """Seconds until an instant; seconds and `None` are returned as they are."""
         if not isinstance(when, datetime):
             return when  # type: ignore[no-any-return]
         return (maybe_make_aware(when, self.app.timezone) - datetime.now(UTC)).total_seconds()
@@ -318,8 +317,8 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     def _retry_by_hiding(self, exc: Any, countdown: float | None, limit: int | None) -> Retry:
         """Retry with the message itself, hidden for the delay.
 
-        A hidden message cannot carry a `limit` above the task's own. So the retry that leads to the task's
-        own last attempt is published, with that limit; not in a FIFO queue, where it would lose its place.
+        A hidden message cannot carry a `limit` above the task's own, so the retry to the task's own last
+        attempt is published with that limit; not in a FIFO queue, where it would lose its place.
         """
         request = self.request
         known = self.limit_of(request)
@@ -348,10 +347,10 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         raise VisibilityRetry(None, exc if exc is not None else current, delay) from cause
 
     def _outlasts_hiding(self, delay: float, *, explicit: bool) -> bool:
-        """Whether to publish the retry, since SQS hides no message for so long.
+        """Returns whether to publish the retry, since SQS cannot hide a message for so long.
 
-        In a FIFO queue only if the task called `self.retry()`: the message would lose its place. And not
-        again in a run whose successor has not left.
+        In a FIFO queue only if the task called `self.retry()`, since the message loses its place. Never again
+        in a run whose successor was not published.
         """
         if delay <= VISIBILITY_HORIZON_SECONDS or self.request.visibility_successor is not None:
             return False
@@ -368,7 +367,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     def _retry_by_publishing(
         self, exc: Any, countdown: float | None, eta: datetime | None, given: dict[str, Any]
     ) -> Retry:
-        """Retry as Celery does, and keep the message group and the given limit, which Celery forgets."""
+        """Retry as Celery does, with the message group and the given limit, which Celery forgets."""
         request = self.request
         goes_elsewhere = any(given.get(name) for name in ("queue", "exchange", "routing_key"))
         options = {**message_group(request), **({} if goes_elsewhere else own_queue(request)), **given}
@@ -377,7 +376,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}
         limit = self.max_retries if given["max_retries"] is None else given["max_retries"]
         if given.get("throw", True) and (limit is None or request.retries < limit):
-            free_key(request)  # else the run goes on, or has failed, and nothing is published
+            free_key(request)  # otherwise nothing is published
         self.await_successor()
         try:
             return super().retry(exc=exc, countdown=countdown, eta=eta, **options)
@@ -387,7 +386,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
             # Celery could not publish the retry, and would delete the message.
             rejected: Any = failure
             reason = rejected.reason if isinstance(rejected.reason, BaseException) else failure
-            if goes_elsewhere and isinstance(reason, NOWHERE):
+            if goes_elsewhere and isinstance(reason, NO_QUEUE):
                 request.visibility_final = reason
                 raise reason from exc
             delay = self.delay_after(request, reason, countdown, explicit=True)
@@ -401,7 +400,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
 
 def instance_of(exc: Any) -> Any:
-    """The exception that a task gave to `self.retry()`, which may be a class, as for `raise`."""
+    """The exception that a task gave to `self.retry()`; a class is called, as by `raise`."""
     if isinstance(exc, type) and issubclass(exc, BaseException):
         with suppress(TypeError):  # it takes arguments
             return exc()
@@ -409,28 +408,29 @@ def instance_of(exc: Any) -> Any:
 
 
 def exclusive_tasks() -> ModuleType:
-    """The module of exclusive tasks, which few apps have, and producers need not import."""
+    """The module of exclusive tasks, imported only for those."""
     return import_module("celery_sqs_visibility.task.exclusive")
 
 
 def _on_commit(publish: Callable[[], object]) -> None:
-    """Celery's Django fixup gives this to tasks of its own class only (celery/contrib/django/task.py)."""
+    """As Celery's Django fixup does, for tasks of its own class only (celery/contrib/django/task.py)."""
     from django.db import transaction  # noqa: PLC0415 - an app without Django never comes here
 
     transaction.on_commit(publish)
 
 
 def wrap_method(cls: Any, name: str, call: Caller) -> None:
-    """Wrap that method of a class in `call`, if it is not Celery's own; harmless if it is wrapped."""
+    """Wrap a method of a class in `call`, unless it is Celery's own. Idempotent."""
     raw = getattr_static(cls, name)
     if raw is getattr_static(Task, name):
         return
     function = raw.__func__ if isinstance(raw, staticmethod) else raw
     callers = getattr(function, CALLERS, ())
-    if _of(call) in callers or not callable(function):
+    caller = getattr(call, "func", call)  # of a `partial`
+    if caller in callers or not callable(function):
         return
     wrapper: Any = _static(cls, function, call) if isinstance(raw, staticmethod) else _method(function, call)
-    setattr(wrapper, CALLERS, (*callers, _of(call)))
+    setattr(wrapper, CALLERS, (*callers, caller))
     setattr(cls, name, staticmethod(wrapper) if isinstance(raw, staticmethod) else wrapper)
     made = vars(cls).get("_instance")
     if name == "run" and made is not None:
@@ -451,7 +451,3 @@ def _method(function: Callable[..., Any], call: Caller) -> Callable[..., Any]:
         return call(task, function, (task, *args), kwargs)
 
     return method
-
-
-def _of(call: Caller) -> Any:
-    return getattr(call, "func", call)

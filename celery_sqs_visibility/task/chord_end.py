@@ -1,12 +1,12 @@
 """End of a run that is a chord's member, in which Celery may publish the chord's body.
 
-After an exception from outside, such as the `SystemExit` of a SIGTERM, Celery would note that the body was
-published (celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a
-pool's process, and runs in the worker's own process are not interrupted. A process that is killed notes
-nothing: its member comes back.
+An exception from outside, such as the `SystemExit` of a SIGTERM, would make Celery note the body as published
+(celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a pool's
+process, and runs in the worker's own process are not interrupted. A process that is killed notes nothing: its
+member comes back.
 
-Some result backends count the ends of runs, and not the members that have ended: see `contacts.app`. There it
-is noted beside a member's result that it was counted, and a second run of it is not counted.
+Some result backends count the ends of runs, not members: see `contacts.app`. There a member's first end is
+noted beside its result, and a second one is not counted.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ UNNOTED: Final = (
 #: Follows the key of a member's result.
 COUNTED: Final = "-counted"
 
-#: The threads and greenlets that are at such an end.
+#: Threads and greenlets at such an end.
 _at_end: set[int] = set()
 
-#: Signals that wait for it, in a pool's process.
+#: Signals that wait, in a pool's process.
 _waiting: list[int] = []
 
 
 def begin() -> None:
-    """The task's own code is over. In the thread, greenlet or process of the run."""
+    """Begin the end of a run. In its thread, greenlet or process."""
     _at_end.add(threading.get_ident())
     if signal.getsignal(signal.SIGTERM) is POOLS_HANDLER:
         signal.signal(signal.SIGTERM, _wait)
 
 
 def end() -> None:
-    """The run is over: take the signals that waited. In the same thread; harmless without a beginning."""
+    """Take the signals that waited. In the run's thread. Idempotent."""
     ident = threading.get_ident()
     if ident not in _at_end:
         return
@@ -60,14 +60,14 @@ def _wait(number: int, _frame: object) -> None:
 
 
 def count_once(task: Any, request: Any) -> None:
-    """Hide the chord from Celery if an earlier run of this member was counted. Before its end is recorded."""
+    """Hide the chord from Celery if an earlier run of this member was counted."""
     backend = task.backend
     if request.chord and counts_ends(backend) and backend.get(backend.get_key_for_task(request.id, COUNTED)):
         request.chord = None
 
 
 def note_counted(task: Any, task_id: str) -> None:
-    """Note that a member was counted, whose end was recorded. Errors are logged."""
+    """Note that a member was counted. Errors are logged."""
     backend = task.backend
     try:
         if counts_ends(backend):
@@ -77,5 +77,5 @@ def note_counted(task: Any, task_id: str) -> None:
 
 
 def is_at_end(ident: int | None) -> bool:
-    """Whether the run of that thread or greenlet of this process is at such an end. Any thread."""
+    """Returns whether the run of that thread or greenlet is at such an end. Any thread."""
     return ident in _at_end

@@ -38,7 +38,7 @@ class SQSDelivery(TypedDict):
 class DeliveryContext(Context):
     """`self.request` of a `VisibilityTask`; attributes that do not apply are `None`.
 
-    Celery's own class has them, too, or it would send them along with retries and chains.
+    Celery's own class gets them, too: it would send unknown attributes along with retries and chains.
     """
 
     #: The delivery; `None` on any other broker.
@@ -53,9 +53,9 @@ class DeliveryContext(Context):
     visibility_given_limit: int | None
     #: The exception with which the task fails for good.
     visibility_final: BaseException | None
-    #: Whether the message that is to follow this one has left this process; `None`: none is awaited.
+    #: Whether the awaited successor of this message was published; `None`: none is awaited.
     visibility_successor: bool | None
-    #: Whether the task's own code runs: a call of `self.run()` within it is part of that.
+    #: Whether the task's own code runs, including a call of `self.run()` within it.
     visibility_in_run: bool | None
 
 
@@ -63,35 +63,35 @@ know_in_contexts(DeliveryContext.__annotations__)
 
 
 def is_delivery(task: Task[..., Any]) -> bool:
-    """Whether the task runs for a message from SQS, not for a direct or eager call."""
+    """Returns whether the task runs for a message from SQS, not for a direct or eager call."""
     return delivered_request(task) is not None
 
 
 def delivered_request(task: Task[..., Any]) -> DeliveryContext | None:
     """The request of a task that runs for a message from SQS; `None` for a direct or eager call."""
-    if task.request_stack is None:  # a task class used without an app, as in a unit test
+    if task.request_stack is None:  # a task class without an app, as in a unit test
         return None
     request: Any = task.request
     return None if request.sqs is None or request.called_directly or request.is_eager else request
 
 
 def message_group(request: DeliveryContext) -> dict[str, str]:
-    """The option that publishes a message into the group of this one, if that has any."""
+    """The option that publishes a message into the group of this one, if it has one."""
     group = (request.properties or {}).get("MessageGroupId")
     return {} if group is None else {"MessageGroupId": group}
 
 
 def is_from_fifo(request: DeliveryContext) -> bool:
-    """Whether the message is of a FIFO queue; by the URL, since a predefined queue may have any name."""
+    """Returns whether the queue is FIFO, by its URL: a predefined queue may have any name."""
     url = (request.properties or {}).get("delivery_info", {}).get("sqs_queue", "")
     return bool(url.endswith(FIFO_SUFFIX))
 
 
 def own_queue(request: DeliveryContext) -> dict[str, Any]:
-    """The options that publish a message into the queue of this one, and to no other.
+    """The options that publish a message into the queue of this one only.
 
-    They outdo the exchange that this message came by, the task's route, and what the name stands for in
-    `task_queues`: for a `Broadcast` each may be a topic, which goes to all workers.
+    They override the message's exchange, the task's route and `task_queues`: for a `Broadcast` each may be
+    a topic, which goes to all workers.
     """
     if request.sqs is None:
         return {}

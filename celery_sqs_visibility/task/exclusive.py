@@ -1,9 +1,9 @@
-"""Exclusive tasks: one run of a key at a time, none after it has succeeded. In the pool's child.
+"""Exclusive tasks: one run of a key at a time, none after one has succeeded. In the pool's child.
 
-The worker's main process has named the key and its owner, the run, since it is the one that renews the lease
-for as long as it extends the message. Here the key is acquired before Celery's tracer hears of the run, so
-that a run that does not take place leaves no trace: no state, no result, no signal. And it is finished once
-the tracer has done all that follows from a success. After a crash before that the task runs again.
+The worker's main process names the key and its owner, the run, since it renews the lease along with the
+message. The key is acquired here before Celery's tracer sees the run, so that a run that does not take place
+leaves no state, result or signal. It is finished after the tracer has done all that follows a success; after
+an earlier crash the task runs again.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ logger = logging.getLogger(__name__)
 #: (args, kwargs)
 KEY_ARGUMENTS: Final = 2
 
-#: A lease is for as long as the message is hidden, but for this long at the least.
+#: The shortest lease; otherwise it lasts as long as the message is hidden.
 MIN_LEASE_SECONDS: Final = 1.0
 
 
 class Ownership(TypedDict):
-    """The key of a run, as the main process tells it.
+    """The key of a run, from the main process.
 
     Attributes:
         key: its name in the store; empty if there is an error.
         owner: the name of this run there.
         error: why the arguments make no key.
-        published_retries: the attempts that messages before this one have used up.
-        spent: whether the receives say that no attempts are left, and the result backend that a run began
-            which has told no end. The key says whether that run is over.
+        published_retries: the attempts that earlier messages used.
+        spent: whether the receives leave no attempts, and by the result backend a run began and did not end.
+            The key tells whether that run is over.
     """
 
     key: str
@@ -70,22 +70,18 @@ class Ownership(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """The key was free: the runs before were lost, and no attempts are left."""
+    """The key was free: the earlier runs were lost, and no attempts are left."""
 
 
 class Unanswered(NamedTuple):
-    """The store's silence: its `error`, of a request that was made at the monotonic instant `since`."""
+    """The store did not answer a request made at the monotonic instant `since`."""
 
     error: str
     since: float
 
 
 class NotRun(Reject):
-    """A run that did not take place. It is pickled on its way to the worker's main process.
-
-    Args:
-        why: the state of the key, or the error of the store.
-    """
+    """A run that did not take place, since `why`: the state of the key, or the store's error. Pickled."""
 
     def __init__(self, why: Processing | Processed | Spent | Unanswered | str, requeue: bool = True) -> None:  # noqa: FBT001, FBT002
         super().__init__(cast("str", why), requeue)
@@ -96,9 +92,9 @@ class ExclusiveRun:
     """A run that has its key.
 
     Attributes:
-        checkpoint: the value that was saved last, by this run or one before it.
-        retries: how many attempts of its message came before: receives that waited for the key were none.
-        runs: how many of them had the key right before this run, one after the other.
+        checkpoint: the value that was saved last, by this run or an earlier one.
+        retries: the number of earlier attempts of its message, without receives that waited for the key.
+        runs: the number of these that had the key in a row, right before this run.
     """
 
     def __init__(self, store: ExclusiveStore, ownership: Ownership, lease: Lease | None) -> None:
@@ -109,14 +105,14 @@ class ExclusiveRun:
         self.retries = self.runs = 0
 
     def begin(self, visibility_timeout: float, retries: int) -> None:
-        """Take the key for as long as the message is hidden; the main process prolongs both.
+        """Acquire the key for as long as the message is hidden; the main process renews it.
 
         Args:
             visibility_timeout: of a run without a lease.
-            retries: how many attempts came before, at the most.
+            retries: the most attempts that can have come before.
 
         Raises:
-            NotRun: another run has it, or has succeeded, or the store does not say.
+            NotRun: another run has the key, or has succeeded, or the store does not answer.
         """
         lease, until = self._lease, SYSTEM_CLOCK.monotonic() + visibility_timeout
         if lease is not None:
@@ -130,9 +126,9 @@ class ExclusiveRun:
             logger.warning("the lease of the key %r cannot be renewed: its run has no lease", self._key)
             return
         lease.retries = self.retries
-        lease.holds_key = True  # the main process renews it after each extension from now on
+        lease.holds_key = True  # from now on the main process renews it after each extension
         if lease.deadline > until:  # there was one since the key was acquired
-            with suppress(StoreError):  # the next extension is followed by the next renewal
+            with suppress(StoreError):  # the next extension renews it
                 self._store.renew([Renewal(self._key, self._owner, self._seconds(lease.deadline))])
 
     def save(self, value: Any) -> None:
@@ -147,7 +143,7 @@ class ExclusiveRun:
         self.checkpoint = value
 
     def end(self, ttl: float, *, succeeded: bool) -> None:
-        """The key is processed for `ttl` seconds, or free for the next attempt. Never raises."""
+        """Mark the key as processed for `ttl` seconds, or free it for the next attempt. Never raises."""
         if self._lease is not None:
             self._lease.holds_key = False
         try:
@@ -164,7 +160,7 @@ class ExclusiveRun:
             logger.error(sentence, self._key, follows, error)  # noqa: TRY400 - the error's text says all
 
     def _changed(self, change: Callable[[], bool]) -> bool:
-        """Change the key's record; first make it again where the store has lost it."""
+        """Change the key's record. If the store lost it, it is made again first."""
         if change():
             return True
         until = 0.0 if self._lease is None else self._lease.deadline
@@ -183,10 +179,10 @@ def broker_context(app: Any) -> BrokerContext | None:
 
 
 def key_rule(cls: type, task: Any = None) -> Callable[[Any, Any], Any] | None:
-    """The function of `exclusive` that makes a key of (args, kwargs); `None` for the task's id, or no key.
+    """The function in `exclusive` that makes a key of (args, kwargs); `None` if it is a bool.
 
     Raises:
-        ValueError: it is neither True nor False, nor such a callable.
+        ValueError: it is neither.
     """
     value = inspect.getattr_static(cls, "exclusive")
     if isinstance(value, (staticmethod, classmethod)):
@@ -201,10 +197,10 @@ def key_rule(cls: type, task: Any = None) -> Callable[[Any, Any], Any] | None:
 
 
 def exclusive_key(task: Any, task_id: str, args: Any, kwargs: Any) -> str:
-    """The key of a run. In the worker's main process, on its main thread in most pools.
+    """Make the key of a run. In the worker's main process, on its main thread in most pools.
 
     Raises:
-        ExclusiveKeyError: there is none.
+        ExclusiveKeyError: the arguments make no key.
     """
     rule = key_rule(type(task), task)
     try:
@@ -216,7 +212,7 @@ def exclusive_key(task: Any, task_id: str, args: Any, kwargs: Any) -> str:
 
 
 def refuse_without_key(task: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the task's code: where its arguments made no key, the run fails, as with an error of its own."""
+    """Run the task's code; without a key the run fails, as by an error of its own."""
     ownership = task.request.visibility_exclusive if is_delivery(task) else None
     if ownership and ownership["error"]:
         raise ExclusiveKeyError(ownership["error"])
@@ -224,7 +220,7 @@ def refuse_without_key(task: Any, run: Callable[..., Any], args: Any, kwargs: An
 
 
 def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the tracer of an exclusive task: it is called if the run has its key."""
+    """Wrap the tracer of an exclusive task: it is called once the run has its key."""
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         ownership: Ownership | None = (request or {}).get("visibility_exclusive")
@@ -246,10 +242,10 @@ def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., An
 
 
 def _heed_worker(store: ExclusiveStore, lease_key: Any) -> None:
-    """Adopt the main process's knowledge of the store: it may have handed over this run before.
+    """Adopt what the main process knows of the store since it handed over this run.
 
     Raises:
-        NotRun: the store does not answer, as another run has found out.
+        NotRun: the store did not answer another run.
     """
     table = lease_table_of(lease_key)
     if table is None:
@@ -261,7 +257,7 @@ def _heed_worker(store: ExclusiveStore, lease_key: Any) -> None:
 
 
 def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[ExclusiveRun, float]:
-    context: Any = broker_context(task.app)  # the worker has looked at both before it started
+    context: Any = broker_context(task.app)  # the worker checked both at its start
     since = SYSTEM_CLOCK.monotonic()
     try:
         _heed_worker(context.coordination_store, request.get("visibility_lease"))
@@ -271,7 +267,7 @@ def _begin(task: Any, ownership: Ownership, request: dict[str, Any]) -> tuple[Ex
         raise
     except StoreUnavailableError as error:
         raise NotRun(Unanswered(str(error), since)) from error
-    except Exception as error:  # the message is to come back, whatever a store raises
+    except Exception as error:  # the message comes back, whatever a store raises
         raise NotRun(str(error) if isinstance(error, StoreError) else repr(error)) from error
     if ownership["spent"] and are_spent(
         ownership["published_retries"] + run.runs, task.limit_of(DeliveryContext(request))

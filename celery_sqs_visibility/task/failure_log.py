@@ -1,7 +1,7 @@
-"""Log line of an attempt that failed and comes back: one for each attempt, with the traceback.
+"""The log line of a failed attempt that comes back, with the traceback.
 
-It is written where the exception is: in the pool's child, or, for a run whose child is gone, in the worker's
-main process. Celery's own line for a retry is at INFO, and has no traceback.
+Written in the pool's child or, for a run whose child is gone, in the worker's main process. Celery's own line
+for a retry is at INFO and has no traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 FAILED: Final = "Task %(name)s[%(id)s] failed at attempt %(attempt)s and comes back %(when)s: %(exc)s"
 
-#: The longest exception in the line; the traceback ends with all of it.
+#: The longest exception in the line; the traceback has all of it.
 EXCEPTION_CHARACTERS: Final = 200
 
 #: The facts of the delivery that are fields of the record.
@@ -39,9 +39,9 @@ def log_failed_attempt(
     *,
     traceback: TracebackType | None = None,
 ) -> None:
-    """Log that a run failed with `exc`, and what `retry` makes of that.
+    """Log that a run failed with `exc`, and when `retry` brings it back.
 
-    A WARNING, with the traceback if there is one; INFO without it for an exception that the task `throws`.
+    A WARNING with the traceback, if any; INFO without it for an exception that the task `throws`.
     """
     expected = bool(task.throws) and isinstance(exc, task.throws)  # a tuple, or one class
     name = request.shadow or task.name
@@ -66,7 +66,7 @@ def log_failed_attempt(
 
 
 def attempt_of(task: RetryDecisions[..., Any], request: DeliveryContext) -> str:
-    """The number of the attempt, as in "2 of 4" if there is a limit."""
+    """The number of the attempt, such as "2", or "2 of 4" with a limit."""
     given, sqs = request.visibility_given_limit, sqs_delivery(request)
     limit = task.limit_of(request) if given is None else given
     most = attempts_allowed(request.retries, limit, sqs["receive_count"], sqs["max_receive_count"])
@@ -81,7 +81,7 @@ def exception_behind(retry: Retry) -> BaseException | None:
 
 
 def traceback_of(exc: BaseException) -> TracebackType | None:
-    """An exception's traceback, without the frames of ours at its beginning."""
+    """An exception's traceback, without our first frames."""
     traceback = exc.__traceback__
     while traceback is not None and traceback.tb_next is not None and _is_ours(traceback):
         traceback = traceback.tb_next
@@ -89,9 +89,9 @@ def traceback_of(exc: BaseException) -> TracebackType | None:
 
 
 def forget_tracebacks(exc: Any) -> None:
-    """Drop the tracebacks of a recorded exception, and of all exceptions behind it.
+    """Drop the tracebacks of a recorded exception and its causes.
 
-    Their frames have the run's variables, in cycles that only a collection of the oldest generation breaks.
+    Their frames keep the run's variables in cycles that only a collection of the oldest generation breaks.
     """
     if not isinstance(exc, BaseException) or exc.__traceback__ is None:
         return

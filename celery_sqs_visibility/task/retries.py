@@ -1,6 +1,6 @@
 """Decisions about a failed run: whether, how often, and after how long it comes back.
 
-The pool's child asks where the exception is; of a run whose child is gone, the worker's main process asks.
+Used in the pool's child and, for a run whose child is gone, in the worker's main process.
 """
 
 from __future__ import annotations
@@ -35,19 +35,15 @@ R_co = TypeVar("R_co", covariant=True)
 if TYPE_CHECKING:
 
     class GenericTask(Task[P, R_co], Generic[P, R_co]):
-        """Celery's `Task` with a task's parameters and result in its type, on every Celery.
-
-        celery-types, the stubs of Celery, declare `Task` as generic. It is generic by itself, too: without
-        celery-types, `Task` is `Any` to a type checker.
-        """
+        """Celery's `Task`, generic in parameters and result, as in celery-types and without them."""
 
 else:
 
     class GenericTask(Task):
-        """A class that is itself when subscripted, as in `class Mine(VisibilityTask[P, R])`.
+        """A class that returns itself when subscripted, as in `class Mine(VisibilityTask[P, R])`.
 
-        `Task[...]` fails before Celery 5.7, and makes an alias from 5.7 on (celery/app/task.py), but `base=`
-        takes a class (celery/app/base.py: `_task_from_fun`).
+        `Task[...]` fails before Celery 5.7 and makes an alias since (celery/app/task.py), but `base=` takes
+        a class (celery/app/base.py: `_task_from_fun`).
         """
 
         abstract = True
@@ -75,18 +71,18 @@ TIME_LIMITS = (SoftTimeLimitExceeded, TimeLimitExceeded)
 #: A time limit, an inactive run or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (*TIME_LIMITS, WorkerLostError, InactivityError)
 
-#: Logged, not raised: an error of a rule must not take the place of the task's own.
+#: Logged, not raised: an error of a rule must not replace the task's own.
 RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
 
 #: (retries, exc)
 DELAY_ARGUMENTS = 2
 
-#: From a run's end, when the child looks at what is left of the 12 hours, to the settlement.
+#: The time from a run's end in the child to the settlement.
 SETTLED_WITHIN_SECONDS = 5.0
 
 
 class RetryDecisions(GenericTask[P, R_co]):
-    """The decisions of `VisibilityTask`, which documents the attributes. They change nothing."""
+    """The decisions of `VisibilityTask`, which documents the attributes. They have no effects."""
 
     abstract = True
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
@@ -101,7 +97,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         def request(self) -> DeliveryContext: ...
 
     def comes_back(self, exc: BaseException) -> bool:
-        """Whether a run that failed with `exc` is tried again, attempts permitting."""
+        """Returns whether a run that failed with `exc` is retried, attempts permitting."""
         if isinstance(exc, tuple(self.dont_autoretry_for or ())):
             return False
         if self.autoretry_for is EVERY_EXCEPTION or isinstance(exc, LOST_RUNS):
@@ -110,22 +106,22 @@ class RetryDecisions(GenericTask[P, R_co]):
 
     @property
     def retry_limit(self) -> int | None:
-        """The number of retries of an unhandled failure; `None`: without end."""
+        """The most retries of an unhandled failure; `None` is no limit."""
         given = self.given_retry_kwargs.get("max_retries")
         return self.max_retries if given is None else given
 
     def limit_of(self, request: DeliveryContext) -> int | None:
-        """The limit of a run that cannot tell its own: an earlier run may have published one."""
+        """The limit of a run: that of an earlier run's published retry, or the task's."""
         published = request.visibility_max_retries
         return self.retry_limit if published is None else published
 
     def is_last_attempt(self, request: DeliveryContext, max_retries: int | None) -> bool:
-        """Whether a failure of this run is for good."""
+        """Returns whether a failure of this run is final."""
         sqs = sqs_delivery(request)
         return is_last_attempt(request.retries, max_retries, sqs["receive_count"], sqs["max_receive_count"])
 
     def is_beyond_limit(self, request: DeliveryContext) -> bool:
-        """Whether more runs have begun than the limit allows: some receives were no attempts."""
+        """Returns whether more runs began than the limit allows, since some receives were no attempts."""
         limit = self.limit_of(request) if request.retries else None
         return limit is not None and request.retries > limit
 
@@ -137,7 +133,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         *,
         explicit: bool = False,
     ) -> float | None:
-        """Seconds until the next attempt, by the first rule; `None`: the rest of the visibility timeout."""
+        """Seconds until the next attempt, by the first rule; `None`: the rest of its visibility timeout."""
         failed = partial(logger.exception, RULE_FAILED, self.name)
         rules = self.rules_in(sqs_delivery(request)["queue"])
         return choose_delay(
@@ -157,7 +153,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         return None if delay is None else min(delay, horizon_left(request))
 
     def rules_in(self, queue: str) -> DelayRules:
-        """The task's rules, with the rules of the message's queue. No request."""
+        """The rules of the task and the queue. No request."""
         options = self._options
         if options is None:
             return self._delay_rules
@@ -169,7 +165,7 @@ class RetryDecisions(GenericTask[P, R_co]):
 
     @cached_property
     def _options(self) -> Options | None:
-        """The options as the app's connections have parsed them; `None` on any other broker. No request."""
+        """The options of the app's broker; `None` on any other broker. No request."""
         with self.app.connection_for_read() as connection:
             options = getattr(connection.transport, "options", None)
         return options if isinstance(options, Options) else None
@@ -200,9 +196,9 @@ class RetryDecisions(GenericTask[P, R_co]):
 
 
 def keep_celerys_own(cls: type[RetryDecisions[..., Any]]) -> None:
-    """Leave a built-in task of Celery's as it is (celery/app/builtins.py), but for a lost child.
+    """Retry a built-in task of Celery's (celery/app/builtins.py) only after a lost child.
 
-    `celery.map` and its like run other tasks, whose own settings say how often.
+    `celery.map` and its like run other tasks, whose own settings count.
     """
     if cls.__module__.startswith("celery.") and cls.autoretry_for is EVERY_EXCEPTION:
         cls.autoretry_for, cls.dont_autoretry_for = (), TIME_LIMITS
@@ -221,6 +217,6 @@ def _celery_backoff(task: Any) -> DelayRule | None:
 
 
 def horizon_left(request: DeliveryContext) -> float:
-    """Seconds that the message can still be hidden: SQS counts 12 hours from its receive."""
+    """Seconds for which the message can still be hidden, of SQS's 12 hours."""
     left = sqs_delivery(request)["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
     return max(0.0, left)

@@ -1,6 +1,6 @@
 """Checks of a task's settings, and of ours where they are ignored: on plain Celery tasks, on another broker.
 
-Celery takes any option of a task, also a misspelt one, and makes an attribute of it that nobody reads.
+Celery makes an attribute of any option of a task, also of a misspelt one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WORDS: Final = {
     "sqs_event_per": sqs_event_per.words,
 }
 
-#: How like a setting's name another name is that is taken for it: one letter of seven, and "on_post" is not.
+#: How similar a misspelt name is: one letter of seven.
 SIMILARITY: Final = 0.9
 
 ANOTHER_BROKER: Final = (
@@ -59,7 +59,7 @@ ANOTHER_BROKER: Final = (
 
 
 def check_settings(cls: type[Any], known: type[Any]) -> None:
-    """Check the settings of a task class which are plain values; `known` is `VisibilityTask`.
+    """Check the settings of a task class that are plain values; `known` is `VisibilityTask`.
 
     Raises:
         ValueError: naming the attribute, the value and the remedy.
@@ -80,23 +80,20 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
     sqs_event_per("sqs_event_per", cls.sqs_event_per)
 
 
-def _is_member(value: Any) -> bool:
-    """Whether it is a method or a property of the user's own."""
-    return callable(value) or isinstance(value, property)
-
-
 def _refuse_misspelt(cls: type[Any], known: type[Any]) -> None:
-    """Raise `ValueError` if a task class has a setting of `known` under a name that is like it."""
+    """Raise `ValueError` if a task class has an attribute whose name resembles a setting."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
-    # By dir(): to look at `Task.app` would bind the class.
+    # `dir()`, since reading `Task.app` would bind the class.
     for name in sorted(name for name in own.difference(dir(known)) if not name.startswith("_")):
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
-        if near and (near == [SETTINGS[0]] or not _is_member(getattr_static(cls, name))):
+        value = getattr_static(cls, name)
+        users_own = callable(value) or isinstance(value, property)
+        if near and (near == [SETTINGS[0]] or not users_own):
             raise ValueError(f"there is no setting {name!r}: did you mean {near[0]!r}?")
 
 
 def _is_setting(name: str, value: Any) -> bool:
-    """Whether the value is meant for us: other packages may have attributes of that name."""
+    """Returns whether the value is our setting: other packages may have attributes of that name."""
     if name == "exclusive":
         # A callable of (args, kwargs); a method of the user's has `self`.
         return value is True or (isfunction(value) and len(signature(value).parameters) == 2)  # noqa: PLR2004
@@ -123,7 +120,7 @@ def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
 
 @signals.worker_ready.connect(weak=False)
 def warn_of_another_broker(sender: Any, **_: Any) -> None:
-    """A worker is ready: say it if its broker is not ours and tasks of ours are in it. Main thread."""
+    """Warn if a worker has tasks of ours and another broker. Main thread."""
     app = sender.app
     ours = sorted(name for name, task in app.tasks.items() if isinstance(task, RetryDecisions))
     names = [name for name in ours if not name.startswith("celery.")]

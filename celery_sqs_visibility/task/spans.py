@@ -1,7 +1,7 @@
-"""Attributes of a tracer's current span that tell of the task's message. In the process that runs the task.
+"""Attributes of a tracer's current span about the task's message. In the process that runs the task.
 
-Spans are the tracers' own: OpenTelemetry's, Sentry's and ddtrace's instrumentations of Celery make them, and
-none is begun here. A library that the host has not imported is not imported for this, either.
+OpenTelemetry's, Sentry's and ddtrace's instrumentations of Celery make the spans; none is begun here, and no
+library is imported.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
 
 logger = logging.getLogger(__name__)
 
-#: OpenTelemetry's name of the system, of its semantic conventions for messaging.
+#: OpenTelemetry's name of SQS, in its semantic conventions for messaging.
 SYSTEM: Final = "aws_sqs"
 
 #: The conventions have no name for it, but for Azure: `messaging.servicebus.message.delivery_count`.
 RECEIVE_COUNT: Final = "messaging.aws_sqs.message.receive_count"
 
-#: The message's id once more. Celery's instrumentations write the task's id to `messaging.message.id`,
-#: OpenTelemetry's when the run has ended (opentelemetry/instrumentation/celery/utils.py:
-#: `set_attributes_from_context`).
+#: The message's id again: OpenTelemetry's instrumentation writes the task's id to `messaging.message.id`
+#: (opentelemetry/instrumentation/celery/utils.py: `set_attributes_from_context`).
 MESSAGE_ID: Final = "messaging.aws_sqs.message.id"
 ANY_MESSAGE_ID: Final = "messaging.message.id"
 
@@ -31,7 +30,7 @@ SENTRYS_INTEGRATION: Final = "celery"
 
 
 def describe_span(request: DeliveryContext) -> None:
-    """Tell the current spans, if there are any, queue, message and receive count. Never raises."""
+    """Add queue, message and receive count to the current spans, if any. Never raises."""
     if sys.modules.keys().isdisjoint(_TRACERS):
         return
     for library, tell in _TRACERS.items():
@@ -63,7 +62,7 @@ def _tell_opentelemetry(trace: Any, attributes: dict[str, Any]) -> None:
 
 
 def _tell_sentry(sdk: Any, attributes: dict[str, Any]) -> None:
-    """The span keeps the task's id, which the publisher's span has, too. An error gets a context."""
+    """The span keeps the task's id, as the publisher's span has it. Errors get a context."""
     if sdk.get_client().get_integration(SENTRYS_INTEGRATION) is None:
         return  # it has made no scope for this run
     del attributes[ANY_MESSAGE_ID]

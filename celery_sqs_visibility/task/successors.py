@@ -33,24 +33,24 @@ _awaiting: dict[int, tuple[DeliveryContext, str, str | None]] = {}
 
 
 def await_successor(request: DeliveryContext, *, by_root: bool = False) -> None:
-    """Note the successor of a run, from now on until `end`, in `request.visibility_successor`.
+    """Note in `request.visibility_successor` whether a successor is published, until `end`.
 
-    `by_root`: it may be several messages with other task ids, which have the run's root. Any thread.
+    `by_root`: the successor may be several messages, with other task ids and the run's root. Any thread.
     """
     value = request.root_id if by_root else request.id
     request.visibility_successor = bool(request.visibility_successor)
     _awaiting[id(request)] = (request, "root_id" if by_root else "id", value)
-    # Not before there is need: a receiver costs every publication. Connected once, it stays.
+    # Connected late, since a receiver costs every publication.
     signals.after_task_publish.connect(_note, weak=False)
 
 
 def end(request: DeliveryContext) -> None:
-    """Await no successor any more."""
+    """Stop awaiting a successor."""
     _awaiting.pop(id(request), None)
 
 
 def _note(headers: dict[str, Any], body: Any, **_: Any) -> None:
-    """A message has left. The thread that publishes."""
+    """Note a publication. In the thread that publishes."""
     fields = headers if "id" in headers else body  # in Celery's protocol 1, which has no roots
     for request, name, value in tuple(_awaiting.values()):
         if value is None or fields.get(name, value) == value:
@@ -58,14 +58,14 @@ def _note(headers: dict[str, Any], body: Any, **_: Any) -> None:
 
 
 class Continuation(Retry):
-    """The task goes on with another message, which is sent; this one is to be deleted."""
+    """The task continues in another message, which was sent; this one is to be deleted."""
 
 
 def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
-    """Publish the task again, with some arguments changed; returns the exception for its run to raise.
+    """Publish the task again with changed arguments. Returns the exception for its run to raise.
 
     Raises:
-        Exception: it could not be sent; on SQS a `Retry`, by which the present message comes back.
+        Exception: it could not be sent; on SQS a `Retry`, so the present message comes back.
     """
     request = task.request
     if request.called_directly:
@@ -80,13 +80,13 @@ def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
 
 
 def free_key(request: DeliveryContext) -> None:
-    """The run ends, and before it does a message is sent that may need the key of its exclusive task."""
-    if request.visibility_run is not None:  # or that message would wait for the end of the lease
+    """Free the key of an exclusive task before its successor is sent."""
+    if request.visibility_run is not None:  # otherwise the successor would wait for the end of the lease
         request.visibility_run.end(0, succeeded=False)
 
 
 def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
-    """Options that Celery's `signature_from_request` leaves out; attempts and their limit begin anew."""
+    """Options that Celery's `signature_from_request` leaves out; attempts and their limit start over."""
     headers = request.as_execution_options()["headers"] or {}
     return {
         "retries": 0,
@@ -101,7 +101,7 @@ def _publish(task: Any, signature: Any) -> None:
     try:
         signature.apply_async()
     except Exception as exc:
-        # As an error of Celery's own: no `autoretry_for` of the task's has been written for it.
+        # An error of Celery's own, for which no `autoretry_for` was written.
         retry = task.retry_after_error_outside(task.request, exc) if is_delivery(task) else None
         if retry is None:
             raise
@@ -111,7 +111,7 @@ def _publish(task: Any, signature: Any) -> None:
 def changed_arguments(
     signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call, some of them changed: each stays positional, or by name, as it was."""
+    """Change some arguments of a call; each stays positional or by name."""
     changed, left = list(args), dict(changes)
     positional = [
         parameter

@@ -1,10 +1,10 @@
-"""Record of a `VisibilityTask`'s run and its end. In the pool's child, where the exception is.
+"""Tracing of a `VisibilityTask`'s run. In the pool's child, where the exception is.
 
-Celery's tracer (celery/app/trace.py: `build_tracer`) runs a task and records its end. Two things are refined
-for messages from SQS. An exception of the task's own code becomes, innermost, a `VisibilityRetry` where the
-message comes back, so that Celery's autoretry lets it pass. An error of Celery's outside the task's code
-(storing the result, publishing the next step of a chain) is no failure of the task: the message comes back,
-and no errback is called.
+Celery's tracer (celery/app/trace.py: `build_tracer`) runs a task and records its end. For messages from SQS
+two things differ. An exception of the task's own code becomes a `VisibilityRetry` if the message comes back,
+so that Celery's autoretry lets it pass. An error of Celery's outside the task's code (storing the result,
+publishing the next step of a chain) is no failure of the task: the message comes back, and no errback is
+called.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from celery_sqs_visibility.task.successors import Continuation
 
 logger = logging.getLogger(__name__)
 
-#: A task of Celery's own that polls for a chord, and publishes its body before it ends.
+#: Celery's task that polls for a chord and publishes its body.
 CHORD_UNLOCK = "celery.chord_unlock"
 
 #: The file of Celery's tracer.
@@ -48,10 +48,10 @@ TRACE_FILE = celery_trace.TraceInfo.handle_retry.__code__.co_filename
 
 
 class VisibilityRetry(Retry):
-    """The message comes back by itself. It is pickled on its way to the worker's main process.
+    """The message comes back. Pickled on its way to the worker's main process.
 
     Attributes:
-        delay: seconds to hide it, or `None`: the rest of its visibility timeout.
+        delay: seconds to hide it; `None` is the rest of its visibility timeout.
     """
 
     def __init__(self, message: str | None = None, exc: Any = None, when: Any = None, **kwargs: Any) -> None:
@@ -66,7 +66,7 @@ class VisibilityRetry(Retry):
 
 
 class DeliveryTrace(TraceInfo):
-    """The record of a run that did not succeed, which the main process is told of."""
+    """The record of a run that did not succeed, for the main process."""
 
     __slots__ = ("einfo", "raised")
 
@@ -77,7 +77,7 @@ class DeliveryTrace(TraceInfo):
         eager: bool = False,  # noqa: FBT001, FBT002
         call_errbacks: bool = True,  # noqa: FBT001, FBT002
     ) -> ExceptionInfo:
-        """Record it: as RETRY if it comes back, otherwise as the FAILURE of the task's own exception."""
+        """Record RETRY if the message comes back, otherwise FAILURE with the task's own exception."""
         self.raised, self.retval = self.retval, as_ours(self.retval)
         record = partial(super().handle_error_state, task, req, eager=eager)
         if self.state == states.FAILURE and self.retval is not req.visibility_final:
@@ -86,7 +86,7 @@ class DeliveryTrace(TraceInfo):
                 self.state, self.retval = states.RETRY, retry
                 self.einfo = _raised(retry, lambda: record(call_errbacks=False))
                 return self.einfo
-            # If storing the task's own failure has failed, that failure is stored now.
+            # If storing the task's own failure failed, it is stored now.
             self.retval = req.visibility_final or self.retval
         if self.state == states.FAILURE:
             chord_end.count_once(task, req)
@@ -100,9 +100,9 @@ class DeliveryTrace(TraceInfo):
         store_errors: bool = True,  # noqa: FBT001, FBT002
         **kwargs: Any,
     ) -> ExceptionInfo:
-        """As Celery's, but the log line is a WARNING with the traceback where an exception is behind it.
+        """As Celery's, but with an exception behind it the log line is a WARNING with the traceback.
 
-        Without one the task polls, or is continued, and Celery's INFO line does.
+        Without one the task polls or is continued: then Celery's INFO line is enough.
         """
         retry = self.retval
         exc = exception_behind(retry)
@@ -118,11 +118,11 @@ class DeliveryTrace(TraceInfo):
 
 
 def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
-    """Refine a tracer that Celery has built for a task: messages from SQS are traced by `DeliveryTrace`."""
+    """Wrap the tracer that Celery built for a task: messages from SQS are traced by `DeliveryTrace`."""
 
     @cache
     def build_ours(hostname: str | None) -> Callable[..., Any]:
-        # Looked up when it is needed: error trackers replace it.
+        # Looked up late, since error trackers replace it.
         return celery_trace.build_tracer(task.name, task, hostname=hostname, Info=DeliveryTrace, app=task.app)
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
@@ -131,7 +131,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
         try:
             _prepare(task, request)
             traced = build_ours(request.get("hostname"))(uuid, args, kwargs, request)
-            if request.get("chord") and _is_final(traced[1]):
+            if request.get("chord") and (traced[1] is None or traced[1].state == states.FAILURE):
                 chord_end.note_counted(task, uuid)
         except MemoryError:
             raise
@@ -153,7 +153,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
         _store_release(task, request, info)
         forget_tracebacks(info.retval)
         forget_tracebacks(getattr(info, "raised", None))
-        # Where Celery itself failed, `result` is that error, whatever was made of it.
+        # If Celery itself failed, `result` is that error.
         return trace_ok_t(getattr(info, "einfo", result), info, seconds, shown)
 
     return trace
@@ -162,9 +162,9 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
 def decide_failures(
     task: Any, function: Callable[..., Any], args: Any, kwargs: Any, *, ends: bool = True
 ) -> Any:
-    """Run a part of a task's own code: `task.on_run_failed` decides about its exceptions.
+    """Run a part of a task's own code; `task.on_run_failed` decides about its exceptions.
 
-    The outermost call alone: the task's code may call `self.run()`, and handle its errors. `ends`: the task's
+    Only the outermost call: the task's code may call `self.run()` and handle its errors. `ends`: the task's
     own code is over when the part returns.
     """
     request = delivered_request(task)
@@ -182,8 +182,8 @@ def decide_failures(
     finally:
         request.visibility_in_run = False
         successors.end(request)
-        if ends and task.inactivity_timeout is not None:
-            _end_watch(request.visibility_lease)
+        if ends and task.inactivity_timeout is not None and (lease := find_lease(request.visibility_lease)):
+            lease.last_sign = UNWATCHED  # Celery's own code shows no life
     if ends:
         retries.set_deadline()
         if request.chord:
@@ -200,7 +200,7 @@ def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) ->
         except (Ignore, Reject, Retry):
             raise
         except Exception as exc:
-            if is_told_to_end():  # it cut the run short, whose cleanup has failed
+            if is_told_to_end():  # SIGTERM ended the run, and its cleanup failed
                 raise SystemExit from exc
             return task.on_run_failed(exc)
     except VisibilityRetry:
@@ -211,19 +211,19 @@ def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def _as_celerys(retry: Retry) -> Retry:
-    """A plain `Retry` that carries ours: New Relic's agent ignores exceptions by the name of their class."""
+    """A plain `Retry` that carries ours: New Relic's agent ignores exceptions by their class's name."""
     plain: Any = Retry(retry.message, retry.exc, retry.when)
     plain.visibility_retry = retry
     return plain  # type: ignore[no-any-return]
 
 
 def as_ours(exc: Any) -> Any:
-    """The exception that a plain `Retry` carries; any other as it is."""
+    """The exception that a plain `Retry` carries; any other is returned as it is."""
     return getattr(exc, "visibility_retry", exc)
 
 
 def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *, name: str) -> Any:
-    """Call a handler of the user's once the outcome is stored: its error decides nothing."""
+    """Call a handler of the user's after the outcome was stored; its error changes nothing."""
     try:
         return handler(*args, **kwargs)
     except Exception:
@@ -233,53 +233,36 @@ def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *
 
 
 def is_raised_in(file: str, traceback: Any) -> bool:
-    """Whether an exception of that traceback, Python's or billiard's, was raised by code of that file."""
+    """Returns whether the traceback, Python's or billiard's, ends in code of that file."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     return traceback is not None and traceback.tb_frame.f_code.co_filename == file
 
 
 def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry | None:
-    # The tracer itself rejects where it cannot publish what follows a result stored before.
+    # The tracer itself rejects if it cannot publish what follows an earlier result.
     if isinstance(exc, Reject) and not is_raised_in(TRACE_FILE, exc.__traceback__):
         return None
     retry: Retry | None = task.retry_after_error_outside(request, exc)
     return retry
 
 
-def _begin_watch(lease_key: Any) -> None:
-    """From now on the run has to show life: its task has an `inactivity_timeout`."""
-    if (lease := find_lease(lease_key)) is not None:
-        lease.last_sign = SYSTEM_CLOCK.monotonic()
-
-
-def _end_watch(lease_key: Any) -> None:
-    """The task's own code is over: Celery's code shows no life."""
-    if (lease := find_lease(lease_key)) is not None:
-        lease.last_sign = UNWATCHED
-
-
 def _prepare(task: Any, request: dict[str, Any]) -> None:
-    """Record what must be known of a run before it begins, should its worker die or its code be silent."""
-    if task.inactivity_timeout is not None:
-        _begin_watch(request.get("visibility_lease"))
+    """Record what others must know if the worker dies or the run shows no life."""
+    if task.inactivity_timeout is not None and (lease := find_lease(request.get("visibility_lease"))):
+        lease.last_sign = SYSTEM_CLOCK.monotonic()
     if task.name == CHORD_UNLOCK:
         retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
-        # Celery would skip a run whose result is stored; but its chord may not have been told of that.
+        # Celery would skip a run whose result is stored, but its chord may not know of it.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
     if request.get("retries") and task.is_beyond_limit(DeliveryContext(request)):
-        # Left behind by a run that takes its worker along, for the next worker to see.
+        # If the run kills its worker, the next worker sees this.
         _store(task, request, {"pid": os.getpid(), "hostname": request.get("hostname")}, states.STARTED)
 
 
-def _is_final(info: Any) -> bool:
-    """Whether the run has succeeded, or failed for good."""
-    return info is None or info.state == states.FAILURE
-
-
 def _store_release(task: Any, request: dict[str, Any], info: Any) -> None:
-    """A run beyond the limit has ended, and its message was given back: no longer STARTED."""
+    """Replace STARTED after a run beyond the limit whose message was given back."""
     released = info.state == states.REJECTED and info.retval.requeue
     if released and task.is_beyond_limit(DeliveryContext(request)):
         _store(task, request, info.retval, states.RETRY)
@@ -298,7 +281,7 @@ def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:
 
 
 def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
-    """Call `record` while the exception is being handled, which it looks up for its traceback."""
+    """Call `record` while the exception is being handled: it reads the traceback."""
     try:
         raise retry from retry.exc
     except Retry:
