@@ -14,10 +14,10 @@ _PARTS: Final = re.compile("".join(rf"(?:({_NUMBER}){unit})?" for unit in UNIT_S
 
 
 def parse_duration(text: str, *, zero: bool = False) -> float:
-    """Seconds, of `1h30m` for example; a number without a unit is in seconds. `zero` lets 0 through.
+    """Parse a duration, for example `1h30m`. Returns seconds, as is a number without a unit.
 
     Raises:
-        ValueError: it is no duration, or none at all; the message says what is one.
+        ValueError: it is no duration, or 0 without `zero`. The message has examples.
     """
     written = text.strip().lower()
     seconds = -1.0
@@ -34,7 +34,7 @@ def parse_duration(text: str, *, zero: bool = False) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """The two largest units of a duration, as `parse_duration` reads them: `1h30m`, `45s`, `0.5s`."""
+    """Format a duration in its two largest units: `1h30m`, `45s`, `0.5s`."""
     if seconds < UNIT_SECONDS["m"]:
         return f"{seconds:.3g}s"
     left = round(seconds)

@@ -1,8 +1,8 @@
 """HTTP server of a worker for probes and scrapers: at a Unix socket, and at a TCP port where one is set.
 
-One thread waits for connections, without waking while nobody connects, and a short-lived one answers each, so
-that a slow client delays nobody. There are few at a time: the oldest is ended for a new one. Under gevent and
-eventlet both are greenlets: a blocked loop answers nobody.
+One thread waits for connections and does not wake while nobody connects. Each connection has a short-lived
+thread, so that a slow client delays nobody; above the limit the oldest is closed. Under gevent and eventlet
+both are greenlets: a blocked loop answers nobody.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ Routes = Mapping[str, Callable[[], Response]]
 
 
 class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A socket that listens. It is closed in forked children, which would keep it open beyond this process.
+    """A listening socket. Forked children close it, or they would keep it open beyond this process.
 
     Args:
         listening: the socket.
-        routes: looked up at each request, so that some may be added.
+        routes: may get more paths later.
 
     Attributes:
         listens: whether it listens; if not, `claim` is called until it does.
@@ -109,7 +109,7 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. One that cannot be accepted just now would be tried anew at once."""
+        """Accept a connection. Pause for lack of descriptors, or the selector would try again at once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -132,7 +132,7 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and leave the place to another."""
+        """Answer, and free the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -149,7 +149,7 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        """A client that went away, or no thread to answer it: it asks again."""
+        """Log that a client went away, or that there was no thread for it."""
         log_safely(logger.debug, "a request over HTTP failed", exc_info=True)
 
 
@@ -191,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: HTTPListener
 
     def setup(self) -> None:
-        """Read the head of the request, in the time that it has as a whole."""
+        """Read the head of the request, with one deadline for all of it."""
         super().setup()
         self.rfile = BytesIO(_head_of(self.connection))
 
@@ -318,10 +318,9 @@ os.register_at_fork(after_in_child=_close_inherited)
 def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
     """Returns whether a request with this header `Host` is answered.
 
-    A page that a browser has open may point its own host name at an address of the browser's network (DNS
-    rebinding), and read the answers; the header still has the page's name. Names that only the
-    network's own DNS knows, and addresses, are no page's. Probes of Kubernetes ask for the pod's address,
-    Prometheus for that or for the name that its configuration has.
+    By DNS rebinding a page in a browser may point its own host name at an address of the browser's network,
+    and read the answers; the header still has the page's name. Addresses, and names that only the network's
+    own DNS knows, are allowed: Kubernetes' probes and Prometheus use them.
 
     Args:
         header: the value of `Host`.

@@ -70,7 +70,7 @@ timeout_option: Callable[[F], F] = click.option(
 
 
 def duration(text: str) -> float:
-    """Seconds, of a duration; the type of an option."""
+    """The type of an option: a duration, in seconds."""
     try:
         return parse_duration(text, zero=True)
     except ValueError as error:
@@ -78,7 +78,7 @@ def duration(text: str) -> float:
 
 
 class CommandError(click.ClickException):
-    """Printed as one line; the exit status of the command is 1. Those of its subclasses are of sysexits.h."""
+    """Printed as one line, with exit status 1. The statuses of its subclasses are those of sysexits.h."""
 
     def format_message(self) -> str:
         """The message as click prints it."""
@@ -166,7 +166,7 @@ def ask(
 
 
 def own_command() -> str:
-    """`celery sqs` with the app as this command names it: the beginning of a command to be pasted."""
+    """The beginning of a command to paste: `celery sqs`, with the `-A` of this command."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-A", "--app")
     app = parser.parse_known_args(sys.argv[1:])[0].app
@@ -174,12 +174,12 @@ def own_command() -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things."""
+    """A number with its noun, in the plural unless it is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a text, whoever wrote it, so that it gives the terminal no orders; with a style of click."""
+    """Print a text without control characters, with a style of click."""
     shown = printable_lines(text)
     encoding = _encoding(err=err)
     shown = shown.encode(encoding, "backslashreplace").decode(encoding)
@@ -187,21 +187,18 @@ def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> 
 
 
 def show_json(value: Any) -> None:
-    """Print a value as JSON, indented; what JSON does not know as text."""
+    """Print a value as indented JSON; values of other types as text."""
     plain = not _encoding(err=False).lower().startswith("utf")  # what it lacks is escaped
     click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=plain)))
 
 
 def _encoding(*, err: bool) -> str:
-    """The terminal's, which may lack characters of the text."""
+    """The terminal's encoding, which may lack characters of the text."""
     return getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
 
 
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print rows under their columns' names; numbers to the right.
-
-    On a terminal cells are broken into lines where the table would be wider; otherwise a row is a line.
-    """
+    """Print a table, with numbers aligned to the right. On a terminal cells are wrapped to its width."""
     texts = [columns, *([_text(cell) for cell in row] for row in rows)]
     widths = [max(len(row[number]) for row in texts) for number in range(len(columns))]
     numeric = [
@@ -220,7 +217,7 @@ def show_table(columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def _fitted(widths: list[int], room: int) -> list[int]:
-    """The widths of columns, the widest of them narrowed until the table has room."""
+    """Narrow the widest columns until the table fits."""
     fitted = list(widths)
     while sum(fitted) + 2 * (len(fitted) - 1) > room and max(fitted) > MIN_COLUMN_CHARACTERS:
         fitted[fitted.index(max(fitted))] -= 1
@@ -231,12 +228,12 @@ def _text(cell: Any) -> str:
     return "-" if cell is None else printable(str(cell))
 
 
-def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = (ThrottledError,)) -> T:
-    """Make a request, and again while SQS throttles it. The command's thread.
+def with_retries(request: Callable[[], T], errors: tuple[type[SQSError], ...] = (ThrottledError,)) -> T:
+    """Make a request, and repeat it while SQS throttles it. The command's thread.
 
     Args:
-        request: makes it.
-        errors: `PASSING` for a request that may be carried out twice.
+        request: makes the request.
+        errors: repeat it after these. `PASSING` is for requests that may be carried out twice.
 
     Raises:
         SQSError: another error, or the last attempt's.
@@ -245,7 +242,7 @@ def patiently(request: Callable[[], T], errors: tuple[type[SQSError], ...] = (Th
 
 
 def end_with_parent(parent: int, end: Callable[[], None]) -> None:
-    """Call `end`, in a thread, when this process has no parent of that id any more."""
+    """Call `end` in a thread when the parent process with that id has ended."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -257,7 +254,7 @@ def end_with_parent(parent: int, end: Callable[[], None]) -> None:
 
 @contextmanager
 def stop_on_signals(*, second_raises: bool = False) -> Iterator[threading.Event]:
-    """An event that Ctrl-C and SIGTERM set; where `second_raises`, the second is a KeyboardInterrupt."""
+    """Yield an event that Ctrl-C and SIGTERM set; with `second_raises` the second is a KeyboardInterrupt."""
     stop = threading.Event()
 
     def note(_number: int, _frame: FrameType | None) -> None:

@@ -30,9 +30,9 @@ from celery_sqs_visibility.operate.invocation import (
     counted,
     duration,
     json_option,
-    patiently,
     say,
     show_json,
+    with_retries,
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ def _place_options(command: F) -> F:
     @wraps(command)
     def with_place(queue: str, letters: str | None, **options: Any) -> None:
         with broker_of(app_of(click.get_current_context())) as context:
-            place = patiently(partial(find_place, context, queue, letters), PASSING)
+            place = with_retries(partial(find_place, context, queue, letters), PASSING)
             command(place, **options)
 
     return with_place  # type: ignore[return-value] # click's commands return nothing

@@ -28,7 +28,7 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.operate.aws_commands import aws_command
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, Place
-from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, patiently
+from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, with_retries
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
@@ -151,7 +151,7 @@ class Moves:
 
     def _send(self, pairs: Sequence[tuple[Letter, OutgoingMessage]], target: Queue) -> None:
         messages = [message for _, message in pairs]
-        failed = patiently(partial(target.sqs.send_batch, target.url, messages)).failed
+        failed = with_retries(partial(target.sqs.send_batch, target.url, messages)).failed
         for position, error in failed.items():
             letter, message = pairs[position]
             self.outcome.failed[letter.id] = str(error)
@@ -171,7 +171,7 @@ class Moves:
         queue = self.place.letters
         handles = [self.held.handle(letter.id) for letter in letters]
         try:
-            failed = patiently(partial(queue.sqs.delete, queue.url, handles), PASSING).failed
+            failed = with_retries(partial(queue.sqs.delete, queue.url, handles), PASSING).failed
         except SQSError as error:
             self.outcome.failed |= {letter.id: sentence.format(error) for letter in letters}
             raise

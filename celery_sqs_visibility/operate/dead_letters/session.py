@@ -25,7 +25,7 @@ from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
 from celery_sqs_visibility.errors import OverLimitError, SQSError
 from celery_sqs_visibility.operate.app_queues import dead_letter_queue, inspect_queue
 from celery_sqs_visibility.operate.dead_letters.letter import Letter, Selection, read_letter
-from celery_sqs_visibility.operate.invocation import CommandError, counted, patiently, say, stop_on_signals
+from celery_sqs_visibility.operate.invocation import CommandError, counted, say, stop_on_signals, with_retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -168,7 +168,7 @@ class HeldMessages:
         called = self._clock.monotonic()
         # A long poll, of a second: a short one asks only some of SQS's servers.
         receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, 1, OPTIONS)
-        received = patiently(receive)
+        received = with_retries(receive)
         for message in received:
             self._handles[message["MessageId"]] = message["ReceiptHandle"], called + HOLD_SECONDS
         return received

@@ -52,7 +52,7 @@ class TaskFacts:
 
     @property
     def seconds_hidden(self) -> float:
-        """How long its message is hidden in all, by failures."""
+        """For how long its failures hide its message in all."""
         return sum(min(delay, VISIBILITY_HORIZON_SECONDS) for delay in self.delays)
 
 
@@ -64,8 +64,8 @@ class QueueFacts:
         name: Celery's.
         location: where requests about it go; `None` where the settings are wrong.
         attributes: of GetQueueAttributes; `None` where they are not known.
-        problem: why they are not, or why there is no queue.
-        denied: whether a permission is missing for that.
+        problem: why the attributes are not known, or the queue does not exist.
+        denied: whether that is for lack of a permission.
         exists: `None` where it is not known.
         letters: the dead-letter queue that the redrive policy, or the option, names.
         permissions: the probes' answers, by the permission's name.
@@ -110,10 +110,10 @@ class Machine:
 
     Attributes:
         grace: from SIGTERM to SIGKILL; infinite where that is not known.
-        grace_reason: how that is known, as a clause.
+        grace_reason: says how that is known, as a clause.
         kubernetes: whether it is a pod.
         remapped: SIGTERM means a cold shutdown (REMAP_SIGTERM=SIGQUIT).
-        clock_offset: how far this clock is ahead of SQS's.
+        clock_offset: seconds that this clock is ahead of SQS's.
     """
 
     grace: float = math.inf
@@ -129,9 +129,9 @@ class Facts:
 
     Attributes:
         settings: those of Celery that differ from its defaults.
-        command: the beginning of a command to be pasted.
-        control_permissions: the same about remote control, where that is on.
-        unbound: tasks whose queue `task_queues` lacks while it has to have it, with Celery's sentence.
+        command: the beginning of commands to paste.
+        control_permissions: the probes' answers for remote control, if that is on.
+        unbound: tasks that Celery refuses to route, with its sentence.
         scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
         task_names: all that the app has, Celery's own included.
         store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
@@ -179,7 +179,7 @@ class Finding:
         thing: the queue, task, setting or machine.
         problem: what is wrong with it, with the values.
         consequence: what follows, as a sentence.
-        remedy: what to do, to be pasted where it can be.
+        remedy: what to do, or to paste.
     """
 
     severity: Severity
@@ -196,7 +196,7 @@ def transport_option(name: str, value: object, queue: str = "") -> str:
 
 
 def listed(names: list[str], kind: str) -> str:
-    """Some things by name, up to `MAX_NAMES` of them."""
+    """The names of some things, up to `MAX_NAMES`."""
     if len(names) == 1:
         return f"{kind} {names[0]!r}"
     others = len(names) - MAX_NAMES
@@ -206,6 +206,6 @@ def listed(names: list[str], kind: str) -> str:
 
 
 def and_more(names: list[str], kind: str) -> str:
-    """The first of some things, and how many others there are."""
+    """The first of some things, and the number of the others."""
     others = len(names) - 1
     return f"{kind} {names[0]!r}" + (f" (and {others} more)" if others else "")

@@ -1,9 +1,9 @@
-"""A doctor's facts, gathered: the app's settings and tasks, its queues at SQS, this machine.
+"""Gathers a doctor's facts: the app's settings and tasks, its queues at SQS, this machine.
 
-Permissions are probed by requests that SQS cannot carry out, by its API reference: a receipt handle that is
-none, a batch without entries, a receive of more messages than there may be. A refusal for lack of permission
-is proof. An entry that SQS has looked at is proof of the permission. A refusal of the whole request proves
-neither: Amazon does not say whether SQS checks the permission or the request first.
+Permissions are probed by requests that SQS cannot carry out, by its API reference: an invalid receipt
+handle, a batch without entries, a receive of more than ten messages. A refusal for lack of permission is
+proof, and so is an entry that SQS has looked at. A refusal of the whole request proves nothing: Amazon does
+not document whether SQS checks the permission or the request first.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
 
 
 def _store_problem(broker: BrokerContext) -> str:
-    """Why no key could be acquired and released; empty if one could, or there is no store."""
+    """Why the store of exclusive keys fails; empty if it works, or there is none."""
     try:
         if (store := broker.coordination_store) is not None:
             store.probe()
@@ -122,7 +122,7 @@ def settings_of(app: Celery) -> dict[str, Any]:
 
 
 def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict[str, str]]:
-    """The app's own tasks; and those that Celery would not route, with its sentence."""
+    """The app's own tasks, and those that Celery refuses to route, with its sentence."""
     found, unbound = [], {}
     for name, task in sorted(app.tasks.items()):
         if name.startswith("celery."):
@@ -144,7 +144,7 @@ def scheduled_tasks(app: Celery) -> dict[str, str | None]:
 
 
 def _without_letters(queues: Iterable[QueueFacts], named: Collection[str]) -> list[QueueFacts]:
-    """The queues but for dead-letter queues that `predefined_queues` alone name: no worker consumes them."""
+    """The queues without dead-letter queues that only `predefined_queues` names: no worker consumes them."""
     queues = list(queues)
     letters = [queue.letters for queue in queues if queue.letters is not None]
     return [each for each in queues if each.name in named or not any(map(each.is_same, letters))]
@@ -188,7 +188,7 @@ def _choices(task: Any) -> set[str]:
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:
-    """The delays after the first 1,000 failures; a user's callable is given a plain Exception."""
+    """The delays after failures, up to 1,000 of them. A user's callable is given a plain Exception."""
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
@@ -212,7 +212,7 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
 
 
 def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, ProbeResult]:
-    """Permissions on the key of `source`, or of its dead-letter queue, with the credentials for `source`."""
+    """Permissions on the key of `source` or its dead-letter queue, with the credentials for `source`."""
     settings = settings_of_queue(source.name, broker.client_settings, broker.options)
     return permissions_on_key(known.attributes or {}, settings, source.sqs.location().region)
 
@@ -275,12 +275,12 @@ def permissions_on(queue: Queue) -> dict[str, ProbeResult]:
 
 
 def permissions_on_dead_letters(queue: Queue) -> dict[str, ProbeResult]:
-    """The permission that a worker needs there."""
+    """The permission of workers on a dead-letter queue."""
     return {SEND: _probe(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
 def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, ProbeResult]:
-    """The permission to find the queues of remote control by `prefix`. The others need a queue to be made."""
+    """The permission to list the queues of remote control. Probes of the others would create a queue."""
     return {LIST_QUEUES: _probe(lambda: sqs.list_queues(prefix) is not None)}
 
 

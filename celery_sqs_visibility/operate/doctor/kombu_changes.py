@@ -1,4 +1,4 @@
-"""`doctor --from-kombu`: an app on kombu's SQS transport, looked at as if it had switched to this one."""
+"""`doctor --from-kombu`: checks an app on kombu's SQS transport as if it had switched to this one."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ UNCONDITIONAL: Final = (
 
 
 def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
-    """Changes of a switch, and findings about the app after it; the worst first."""
+    """What the switch changes, and findings about the app after it, the worst first."""
     changes = [
         *_refused(refused),
         *_early_acks(facts),
@@ -172,7 +172,7 @@ def _kept(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Find
 
 
 def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> str:
-    """The new settings as Python, after the present ones. No value is shown: some are secret."""
+    """Python lines to add to the settings. They show no value: some are secret."""
     gone = list(refused)
     if _is_timeout_long(given, refused):
         gone.append("visibility_timeout")
@@ -206,7 +206,7 @@ def switched_broker(app: Celery) -> Iterator[tuple[BrokerContext, dict[str, str]
 
 
 def taken_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """The options that our transport takes; and the sentence with which it refuses each of the others."""
+    """Split options into those that our transport takes, and those that it refuses, with its sentence."""
     taken: dict[str, Any] = {}
     refused: dict[str, str] = {}
     names = list(given)

@@ -1,8 +1,8 @@
 """The probe of the workers of this host, and the Unix sockets at which they listen for it.
 
-`celery-sqs-health` is this module, and `celery -A proj sqs health` calls it. It has to start fast, so it
-imports next to nothing, and not Celery. The sockets are in a directory of the user. A socket belongs to a
-process: several workers of a host may have one node name.
+`celery-sqs-health` runs this module, and `celery -A proj sqs health` calls it. It imports little, and not
+Celery, to start fast. The sockets are in a directory of the user, one for each process: several workers of a
+host may have the same node name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def directory() -> str:
 
 
 def name_of(node: str) -> str:
-    """A node's name as that of a file: two nodes have two."""
+    """A file name for a node, unique among nodes."""
     safe = "".join(sign if sign in SAFE else "_" for sign in node)
     if safe == node and len(node) <= MAX_NAME_CHARACTERS:
         return node
@@ -53,10 +53,7 @@ def name_of(node: str) -> str:
 
 
 def sockets(node: str | None = None) -> list[tuple[str, str]]:
-    """Pairs of a node's file name and a path: of all workers, or of those of a node.
-
-    The node is named with or without its host.
-    """
+    """Pairs of file name and path, of all workers or of a node's, named with or without its host."""
     try:
         _check_private(directory())
         files = sorted(os.listdir(directory()))
@@ -73,7 +70,7 @@ class ProbedSocket:
     """The listening socket of a process for its node.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: the directory cannot be used.
     """
 
     def __init__(self, node: str) -> None:
@@ -94,7 +91,7 @@ class ProbedSocket:
             raise
 
     def remove(self) -> None:
-        """Remove the file, while the socket still listens: nobody takes it for a killed worker's."""
+        """Remove the file while the socket still listens, so that nobody takes it for a killed worker's."""
         with suppress(OSError):
             os.unlink(self._path)
 
@@ -117,7 +114,7 @@ def _directory_lock() -> Iterator[None]:
 
 
 def _free_path(node: str) -> str:
-    """A path that no process has: one of another container may have the same id. The caller has the lock."""
+    """An unused path; processes of two containers may share an id. The caller has the lock."""
     stem = os.path.join(directory(), f"{name_of(node)}{OF_PROCESS}{os.getpid()}")
     paths = (f"{stem}.{number}{SUFFIX}" if number else stem + SUFFIX for number in count())
     return next(path for path in paths if not os.path.lexists(path))
@@ -128,14 +125,14 @@ def _node_of(file: str) -> str:
 
 
 def _check_private(path: str) -> None:
-    """Refuse another user's directory: it may have been made first."""
+    """Refuse a directory of another user, who may have made it first."""
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise PermissionError(f"{path} is not a directory that only user {os.getuid()} may enter: remove it")
 
 
 def _remove_stale() -> None:
-    """Remove the files of workers that were killed: nobody accepts there. The caller has the lock."""
+    """Remove the files of killed workers, where nobody accepts. The caller has the lock."""
     for _, path in sockets():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -158,7 +155,7 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
     Args:
         node: a node's name, which several workers may have; `None` asks all workers of this user.
         path: `/healthz` or `/readyz`.
-        timeout: seconds, after which a worker counts as one that does not answer.
+        timeout: seconds to wait for all answers.
     """
     until = SYSTEM_CLOCK.monotonic() + timeout
     with ExitStack() as open_sockets:
@@ -179,24 +176,24 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
 
 
 def run(node: str | None, timeout: float, *, ready: bool, as_json: bool) -> int:
-    """Print a line for each worker, and return the exit status."""
+    """Print a line for each worker. Returns the exit status."""
     answers = list(ask(node, "/readyz" if ready else "/healthz", timeout))
     if not answers:
-        with _for_any_reader(sys.stderr):
+        with _closed_pipe_ignored(sys.stderr):
             print(_nobody(node), file=sys.stderr)
         return NOBODY
-    with _for_any_reader(sys.stdout):
+    with _closed_pipe_ignored(sys.stdout):
         if as_json:
             print(json.dumps(answers, indent=2))
         else:
             for answer in answers:
                 print(printable(f"{answer['node']}: {answer['reason']}"))
-    return WELL if all(answer["ok"] for answer in _counting(answers)) else UNWELL
+    return WELL if all(answer["ok"] for answer in _without_replaced(answers)) else UNWELL
 
 
 @contextmanager
-def _for_any_reader(stream: TextIO) -> Iterator[None]:
-    """Print to the stream; once its reader has gone, as `head -1` does, print to nobody."""
+def _closed_pipe_ignored(stream: TextIO) -> Iterator[None]:
+    """Print to the stream; ignore that its reader has gone, as `head -1` does."""
     try:
         try:
             yield
@@ -206,7 +203,7 @@ def _for_any_reader(stream: TextIO) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # also for Python's flush at the end
 
 
-def _counting(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _without_replaced(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers without those of workers that shut down and have a successor of their name."""
     staying = {answer["node"] for answer in answers if not _ends(answer)}
     return [answer for answer in answers if not _ends(answer) or answer["node"] not in staying]
@@ -228,7 +225,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 def main() -> None:
     """The console script."""
-    with _for_any_reader(sys.stdout):  # of the help
+    with _closed_pipe_ignored(sys.stdout):  # of the help
         given = parse()
         sys.exit(run(given.node, given.timeout, ready=given.ready, as_json=given.json))
 

@@ -1,4 +1,4 @@
-"""Health of a worker, found out when a probe asks."""
+"""Health of a worker, determined when a probe asks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class WorkerHealth:
         )
 
     def _handover(self, now: float) -> float:
-        """For how many seconds tasks have been waiting for a pool that ran none. Only probes look."""
+        """Seconds that tasks have waited for a pool that ran none, as far as probes have seen."""
         waiting, earlier = _waiting(), self._waiting
         if waiting is None:
             self._waiting = None

@@ -60,7 +60,7 @@ def document(queue: str, values: Mapping[str, float], at: float) -> dict[str, An
 
 
 def values_of(state: WorkerState, depth: QueueDepth | None) -> dict[str, float]:
-    """One worker's figures of a queue; `Workers` is 1, so that its sum is their number."""
+    """One worker's figures of a queue. `Workers` is 1: CloudWatch adds them up."""
     values: dict[str, float | None] = {"Workers": 1, "Slots": state.slots, "SlotsBusy": state.busy}
     if depth is not None:
         values |= {

@@ -28,12 +28,12 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: in Prometheus, where a counter has `_total` behind it.
+        name: in Prometheus, without the suffix `_total` of a counter.
         otel: in OpenTelemetry.
         unit: in OpenTelemetry, of UCUM.
         labels: names, in order; never more than task, queue, outcome, action and state.
         buckets: upper bounds of a histogram, without infinity.
-        operation: in OpenTelemetry, the name of the messaging operation where no label tells it.
+        operation: OpenTelemetry's name of the messaging operation, if no label has it.
     """
 
     kind: Kind
