@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 from weakref import WeakSet
@@ -168,6 +168,19 @@ class AskedFor:
             del self.polls[queue], self.unlikely[queue]
         return True
 
+    def recount(self) -> None:
+        """Count all anew, by the reservations."""
+        self.likely &= self._all
+        self.polls = Counter(each.queue for each in self._all)
+        self.messages, self.unlikely = Counter(), Counter()
+        for each in (*self._all, *self._came):
+            self.messages[each.queue] += each.messages
+        for each in self._all - self.likely:
+            self.unlikely[each.queue] += each.messages
+        expected = [*self.likely, *self._came]
+        self.expected = sum(each.messages for each in expected)
+        self.fifo_expected = sum(each.messages for each in expected if each.fifo)
+
     def remove_all(self, queue: str) -> None:
         """The polls of that queue ask for nothing any more."""
         for reservation in [each for each in self._all if each.queue == queue]:
@@ -279,18 +292,18 @@ class Capacity:
         """
         self._asked.remove_all(queue)
 
-    def add_waiter(self, queue: str, now: float, wake: Callable[[], object], *, fifo: bool = False) -> Waiter:
-        """Add the queue as the last waiter of its rank, served at once if there is capacity."""
-        self._removed.discard(queue)
-        waiter = Waiter(queue, fifo, wake)
+    def add_waiter(self, waiter: Waiter, now: float) -> None:
+        """Add the last waiter of its queue's rank, served at once if there is capacity."""
+        self._removed.discard(waiter.queue)
         insort(self.waiters, waiter, key=self._rank)
-        self.serve(now, queue)
-        return waiter
+        self.serve(now, waiter.queue)
 
-    def remove_waiter(self, waiter: Waiter) -> None:
-        """Remove a waiter that gives up, unless it was served."""
-        if waiter.reservation is None:
+    def remove_waiter(self, waiter: Waiter, now: float) -> None:
+        """Remove a waiter that gives up, and its reservation. Idempotent."""
+        if waiter in self.waiters:
             self.waiters.remove(waiter)
+        if waiter.reservation is not None:
+            self.taken(waiter.reservation, now)
 
     def answered(self, reservation: Reservation, messages: int, now: float) -> None:
         """The poll is over and brought this many messages, which are reserved until they are `taken`."""
@@ -313,12 +326,20 @@ class Capacity:
             self._busy.add(queue)
         self.serve(now, queue)
 
-    def look(self, now: float) -> None:
+    def look(self, now: float, held: Iterable[Delivery]) -> None:
         """Polls that wait in vain keep their capacity no longer.
 
-        Nor do messages that wait in Celery's memory to be collected. To be called twice a second.
+        Nor do messages that wait in Celery's memory to be collected. Where a queue waits, all counts are made
+        anew: one may be wrong, if memory lacked in the middle of a step. To be called twice a second.
+
+        Args:
+            now: the monotonic instant.
+            held: what the process holds.
         """
         self._note_collected(now)
+        if self.waiters:
+            self._asked.recount()
+            self._recount([each for each in held if each.has_place])
         for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
             self._asked.doubt(reservation)
             self._busy.discard(reservation.queue)
@@ -334,6 +355,20 @@ class Capacity:
             self._fifo.messages += messages
         if self._turns is not None:
             self._turns.hold(delivery.queue.name, messages)
+
+    def _recount(self, held: Collection[Delivery]) -> None:
+        """Count the places of what is held, as `count`, `rest` and `resume` do."""
+        held = [each for each in held if each.consumer is not None and each.consumer.capacity is self]
+        placed = [each for each in held if each.wait is not Wait.PAYLOAD]
+        self._aside = len(held) - len(placed)
+        for places, counted in (
+            (self._places, placed),
+            (self._fifo, [each for each in placed if each.queue.fifo]),
+        ):
+            places.messages = len(counted)
+            places.resting = sum(each.wait is Wait.START for each in counted)
+        if self._turns is not None:
+            self._turns.recount(each.queue.name for each in placed)
 
     def free(self, delivery: Delivery, now: float) -> None:
         """Free the place of a delivery that has ended; if it was acknowledged early, its run keeps a slot."""

@@ -213,28 +213,36 @@ class QueuePolls:
         return max(self.schedule.next_poll(), self._not_before)
 
     def _take_long_poll(self, now: float) -> Poll | None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            self.look(now)
-            waiter = self._new_waiter(now)
+        if (waiter := self._waiter) is None:
+            self._expect_due(now)
+            waiter = self._waiter = self._new_waiter(now)
         if waiter.reservation is None:
-            self._waiter = waiter
             return None
         wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # is there an answer again?
         self._long_poll = self._begin(waiter.reservation, wait, now, helper=False)
+        self._waiter = None  # not before: where memory lacks, the reservation is kept
         return self._long_poll
 
     def _take_helper(self, now: float) -> Poll | None:
         self._helpers -= 1
         waiter = self._new_waiter(now)
-        self._capacity.remove_waiter(waiter)
-        if waiter.reservation is None:
-            return None
-        return self._begin(waiter.reservation, 0, now, helper=True)
+        if waiter.reservation is not None:
+            try:
+                return self._begin(waiter.reservation, 0, now, helper=True)
+            except BaseException:
+                self._capacity.remove_waiter(waiter, now)
+                raise
+        self._capacity.remove_waiter(waiter, now)
+        return None
 
     def _new_waiter(self, now: float) -> Waiter:
-        queue = self.queue
-        return self._capacity.add_waiter(queue.name, now, self._wake, fifo=queue.fifo)
+        waiter = Waiter(self.queue.name, self.queue.fifo, self._wake)
+        try:
+            self._capacity.add_waiter(waiter, now)
+        except BaseException:  # memory lacks, for example
+            self._capacity.remove_waiter(waiter, now)
+            raise
+        return waiter
 
     def _wake(self) -> None:
         if self._waiter is not None:  # else it is served at once
@@ -251,19 +259,24 @@ class QueuePolls:
         waiter, self._waiter = self._waiter, None
         self._capacity.remove_queue(self.queue.name)
         if waiter is not None:
-            self._capacity.remove_waiter(waiter)
-            if waiter.reservation is not None:
-                self._capacity.taken(waiter.reservation, now)
+            self._capacity.remove_waiter(waiter, now)
 
     def expect(self, message_id: str, at: float) -> bool:
         """A message of this queue becomes visible at that monotonic instant. Whether a poll is due sooner."""
         return self.schedule.expect(message_id, at)
 
-    def look(self, now: float) -> None:
-        """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn.
+    def look(self, now: float, made: Collection[Poll]) -> None:
+        """Note which polls nobody makes any more, and whether a message is back. Twice a second.
 
-        To be called twice a second.
+        `made` are the polls whose requests are made, or whose messages are taken.
         """
+        for poll in [each for each in self.in_flight if each not in made]:
+            self.failures += 1
+            self.ended(poll, now)  # memory lacked as it ended
+        self._expect_due(now)
+
+    def _expect_due(self, now: float) -> None:
+        """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
         if self.state is Polling.ACTIVE and not self.in_flight:
             due = self.schedule.next_expected()
             if due is not None and due <= now:
@@ -322,7 +335,9 @@ class QueuePolls:
         self._capacity.taken(poll.reservation, now)
 
     def ended(self, poll: Poll, now: float) -> None:
-        """The poll is over, and another may follow."""
+        """The poll is over, and another may follow. Idempotent."""
+        if poll not in self.in_flight:
+            return
         self.in_flight.remove(poll)
         if poll.state is not PollState.TAKEN:
             self.taken(poll, now)

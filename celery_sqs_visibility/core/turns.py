@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from weakref import WeakSet, WeakValueDictionary
 
 from celery_sqs_visibility.core.delivery import Delivery
@@ -88,6 +88,10 @@ class Turns:
     def hold(self, queue: str, messages: int) -> None:
         """This number of messages more is held of the queue."""
         self._held[queue] += messages
+
+    def recount(self, queues: Iterable[str]) -> None:
+        """The queues of all messages that are held."""
+        self._held = Counter(queues)
 
     def start_run(self, run: Delivery) -> None:
         """A run goes on whose message was settled."""

@@ -253,8 +253,7 @@ class QueueConsumer:
 
     def replace_stuck(self, now: float) -> None:
         """See `supervisor.Supervised`: notices what became free unheard: the pool has grown, for example."""
-        with self._pump.lock:
-            self.capacity.look(now)
+        self.holder.look(self.capacity, now)
         if self._turns is not None:
             self._turns.wake()
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.batches import Ended, LetterRefusedError
+from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
@@ -127,6 +128,11 @@ class DeliveryHolder:
         """Whether anything is held that this consumer brought."""
         with self._lock:
             return self._held.holds_of(consumer)
+
+    def look(self, capacity: Capacity, now: float) -> None:
+        """See `Capacity.look`."""
+        with self._lock:
+            capacity.look(now, self._held.messages.values())
 
     def wait_until_empty(self, consumer: Consumer, timeout: float) -> bool:
         """Wait until it holds nothing that this consumer brought, for `timeout` seconds; whether it does."""

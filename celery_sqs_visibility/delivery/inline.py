@@ -34,6 +34,10 @@ class InlinePump(Pump):
         self.add(lane)
         return lane
 
+    def has_thread(self) -> bool:
+        """Return `True`: the caller's."""
+        return True
+
     def wake(self, lane: Lane[Any], now: float) -> None:
         """Nothing: no thread waits."""
 

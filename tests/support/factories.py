@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.capacity import Capacity, Waiter
 from celery_sqs_visibility.core.delivery import Delivery, State
 from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
@@ -129,7 +129,7 @@ class FilledCapacity(Capacity):
     def hold(self, messages=1, *, queue="q", fifo=False):
         """That many messages of the queue are held from now on; their deliveries."""
         in_queue = SimpleNamespace(name=queue, fifo=fifo)
-        held = [CountedDelivery(in_queue) for _ in range(messages)]
+        held = [CountedDelivery(in_queue, SimpleNamespace(capacity=self)) for _ in range(messages)]
         for delivery in held:
             self.count(delivery, 1)
         self.deliveries += held
@@ -148,12 +148,18 @@ class FilledCapacity(Capacity):
     def reserve(self, queue, *, fifo=False):
         """What a poll may ask for just now; `None` if it has to wait."""
         waiter = self.wait(queue, fifo=fifo)
-        self.remove_waiter(waiter)
+        if waiter.reservation is None:
+            self.remove_waiter(waiter, self.now)
         return waiter.reservation
 
     def wait(self, queue, *, fifo=False):
         """The queue waits for capacity."""
-        return self.add_waiter(queue, self.now, lambda: None, fifo=fifo)
+        waiter = Waiter(queue, fifo, lambda: None)
+        self.add_waiter(waiter, self.now)
+        return waiter
+
+    def look(self, now, held=None):
+        super().look(now, self.deliveries if held is None else held)
 
     def received(self, reservation, messages):
         """The poll has brought these, which are held; their deliveries."""
@@ -169,8 +175,8 @@ class CountedDelivery:
     began = wait = None
     acknowledged_early, has_place = False, True
 
-    def __init__(self, queue):
-        self.queue, self.message_key = queue, id(self)
+    def __init__(self, queue, consumer):
+        self.queue, self.consumer, self.message_key = queue, consumer, id(self)
 
 
 def capacity(prefetch_count=10, queues=1, *, slots=None, clock=None, prefetch_seconds=0.0):

@@ -165,10 +165,9 @@ class Receiver:
         if self._polls.waits_in_time(now):  # as nearly always
             return
         with self._lock:
-            self._polls.look(now)
+            self._polls.look(now, [poll for job in self.lane.in_progress() for poll in job.batch])
             late = self._polls.note_late(now)
-            if late:
-                self.lane.wake()
+            self.lane.wake()  # in vain, unless a wake-up was lost
         if any(poll.state is PollState.UNANSWERED for poll in late):
             self._outage.failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
             self.queue.sqs.discard_idle_connections()

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.clock import FakeClock
 from support.factories import FilledCapacity, capacity
 
-from celery_sqs_visibility.core.capacity import RecentRuns
+from celery_sqs_visibility.core.capacity import RecentRuns, Waiter
 from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
@@ -152,7 +152,9 @@ def test_work_at_the_measured_pace_is_held_beyond_celerys_count_if_it_ran(ran, m
 def test_a_freed_slot_wakes_one_waiter_and_no_more():
     shared, woken = capacity(2, queues=2), []
     fill(shared, 2)
-    waiters = [shared.add_waiter("q", 0.0, partial(woken.append, number)) for number in range(2)]
+    waiters = [Waiter("q", False, partial(woken.append, number)) for number in range(2)]
+    for waiter in waiters:
+        shared.add_waiter(waiter, 0.0)
     for number in range(2):
         assert woken == list(range(number))
         shared.release(began=0.0)

@@ -238,7 +238,7 @@ def test_a_message_that_is_back_waits_for_no_idle_queues_turn():
         world.capacity.wait(f"another: {name}")
     assert world.take() is None
     world.polls.expect("m", world.now)
-    world.polls.look(world.now)
+    world.polls.look(world.now, world.polls.in_flight)
     assert world.take() is not None
 
 
@@ -307,14 +307,14 @@ def test_only_where_no_poll_waits_is_a_message_that_is_back_told_to_the_capacity
     world.polls.expect("m", world.now)
     poll = world.take()
     told.clear()
-    world.polls.look(world.now)
+    world.polls.look(world.now, world.polls.in_flight)
     assert not told
     world.polls.failed(poll, UnavailableError("network"), world.now)
     world.polls.ended(poll, world.now)
-    world.polls.look(world.now)
+    world.polls.look(world.now, world.polls.in_flight)
     assert told == [("q", world.now)]
     world.polls.stop(world.now)
-    world.polls.look(world.now)
+    world.polls.look(world.now, world.polls.in_flight)
     assert len(told) == 1
 
 

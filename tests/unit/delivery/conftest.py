@@ -47,13 +47,13 @@ class Events:
 class World:
     """A consumer that polls at once, and then sleeps until it expects something."""
 
-    def __init__(self, clock=None, sqs=None, slots=None, turns=None, **options):
+    def __init__(self, clock=None, sqs=None, slots=None, turns=None, pump=Pump, **options):
         self.clock = clock or FakeClock()
         self.sqs = sqs or BusySQS(self.clock)
         self.handed = []
         self.options = {"polling_interval": 3600, "prefetch_seconds": 0, **options}
         self.slots, self.pauses = slots, Pauses(self.clock)
-        self.pump = Pump(self.clock)
+        self.pump = pump(self.clock)
         self.turns = None if turns is None else TurnBuffers(turns, self.pump.lock)
         self.buffer = Buffer()
         self.consumers = []

@@ -11,6 +11,7 @@ from support.factories import CHANGES, DELETES, TIMEOUT
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.core.capacity import Waiter
 from celery_sqs_visibility.core.copies import Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
@@ -421,8 +422,9 @@ def test_who_waits_until_nothing_is_held_hears_of_the_last_end(world, queue):
 def test_a_poll_that_waits_has_the_place_of_what_is_settled(world, queue):
     (one,) = world.deliveries(queue, "a")
     world.consumer.set_prefetch_count(1)
+    waiter = Waiter("other", False, lambda: None)
     with world.pump.lock:
-        waiter = world.consumer.capacity.add_waiter("other", world.clock.monotonic(), lambda: None)
+        world.consumer.capacity.add_waiter(waiter, world.clock.monotonic())
     assert waiter.reservation is None
     one.settle(Lapse())
     assert waiter.reservation is not None

@@ -6,16 +6,22 @@ import contextlib
 import sys
 from weakref import ref
 
+import pytest
 from support import factories
 from support.factories import TIMEOUT
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.core.capacity import Waiter
 from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS
 
 #: More calls than there are; the last worlds lack nothing.
 MOST_CALLS = 1_000
+
+#: Looks of more than a visibility timeout, after which a message comes back that was lost on its way.
+LOOKS_OF_MINUTES = 300
 
 OURS = "celery_sqs_visibility"
 
@@ -98,6 +104,16 @@ def look(world, looks):
         world.clock.advance(CHECK_INTERVAL_SECONDS)
 
 
+def may_receive(world):
+    """Whether a queue that waits for the only place has it after the supervisor's next look."""
+    world.consumer.set_prefetch_count(1)
+    waiter = Waiter("another", False, lambda: None)
+    with world.pump.lock:
+        world.consumer.capacity.add_waiter(waiter, world.clock.monotonic())
+    look(world, 2)
+    return waiter.reservation is not None
+
+
 def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
     places = []
     for calls in range(MOST_CALLS):
@@ -110,11 +126,35 @@ def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
         if alive:
             look(world, ENOUGH_LOOKS + 2)
             assert not world.consumer.held(), f"held for ever, since memory lacked at {lack.at}"
+            assert may_receive(world), f"no place for another message, since memory lacked at {lack.at}"
             assert world.consumer.holder.settler.flush(SOON), lack.at
             world.clock.advance(TIMEOUT)
             assert ran or world.visible(queue) == ["a"], lack.at
         world.close()
     assert {"QueueConsumer._arrived", "Buffer.put", "Held.settle", "SettlementBatches.add"} <= set(places)
+
+
+def test_polls_go_on_wherever_memory_lacks_in_one(make):
+    places = []
+    for calls in range(MOST_CALLS):
+        world, lack = make(pump=InlinePump, polling_interval=1, wait_time_seconds=1), Lack(calls)
+        queue = world.queue()
+        world.consume(queue, "a")
+        with lack.during():
+            world.pump.work_off()
+        if lack.at is None:
+            break
+        places.append(lack.at)
+        for _ in range(LOOKS_OF_MINUTES):
+            world.hand_over()
+            if world.handed:
+                break
+            world.clock.advance(CHECK_INTERVAL_SECONDS)
+            world.pump.work_off()
+        else:
+            pytest.fail(f"nothing is received any more, since memory lacked at {lack.at}")
+        world.close()
+    assert {"QueuePolls.take", "QueuePolls.succeeded", "Capacity.serve", "AskedFor.remove"} <= set(places)
 
 
 def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypatch, caplog):
