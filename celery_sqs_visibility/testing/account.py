@@ -1,4 +1,4 @@
-"""Accounts of messages: what became of each task's message, from the package's events."""
+"""Accounts of messages: the history of each task's message, by the package's events."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, subscribe
 from celery_sqs_visibility.testing.clock import machine_time
 
-#: How long a test waits for the end of a message, unless it says otherwise.
+#: How long a test waits for the end of a message by default.
 END_SECONDS: Final = 30.0
 
-#: Between two looks, where events of other processes are read from a file.
+#: Between two reads of a diary of another process.
 LOOK_SECONDS: Final = 0.02
 
 
@@ -39,7 +39,7 @@ class MessageAccount:
 
     Attributes:
         task_id: the task's.
-        events: all that happened to it, in order.
+        events: its events in order.
     """
 
     task_id: str
@@ -47,12 +47,12 @@ class MessageAccount:
 
     @property
     def receives(self) -> int:
-        """How often workers received it."""
+        """The number of receives by workers."""
         return len(self._of(events.Received))
 
     @property
     def runs(self) -> int:
-        """How often a run began."""
+        """The number of runs that began."""
         return len(self._of(events.Started))
 
     @property
@@ -62,7 +62,7 @@ class MessageAccount:
 
     @property
     def hidden(self) -> list[float]:
-        """Seconds for which it was hidden after each failed run, as SQS was told."""
+        """Seconds for which it was hidden after each failed run."""
         return [event.seconds for event in self._of(events.Hidden)]
 
     @property
@@ -86,7 +86,7 @@ class MessageAccount:
         return [event for event in self.events if type(event) is kind]
 
     def __str__(self) -> str:
-        return "\n".join(map(told, self.events)) or "nothing happened to it so far"
+        return "\n".join(map(describe, self.events)) or "nothing happened to it so far"
 
     def __repr__(self) -> str:
         letter = f", dead letter: {self.dead_letter.reason!r}" if self.dead_letter else ""
@@ -95,9 +95,9 @@ class MessageAccount:
 
 
 class Accounts:
-    """Accounts of all messages since `start`, of workers in this process and of those whose diary is read.
+    """Accounts of all messages since `start`: of workers in this process, and of those with a diary.
 
-    Any thread may ask.
+    Any thread.
 
     Args:
         read: reads further events of other processes; `None` where there are none.
@@ -114,7 +114,7 @@ class Accounts:
         self._end = subscribe(self.hear)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._end()
 
     def hear(self, event: DeliveryEvent) -> None:
@@ -138,17 +138,17 @@ class Accounts:
         """The account of a task, by its result or its id, once its message is deleted.
 
         Raises:
-            TimeoutError: it was not, in so many seconds. The error tells what happened until then.
+            TimeoutError: it was not deleted in time. The error has its history so far.
         """
         return self.wait(result, lambda account: account.ended, timeout)
 
     def wait(
         self, result: Any, until: Callable[[MessageAccount], object], timeout: float = END_SECONDS
     ) -> MessageAccount:
-        """The account of a task, once it is as `until` says.
+        """The account of a task, once `until` returns true for it.
 
         Raises:
-            TimeoutError: it is not, after so many seconds.
+            TimeoutError: `until` did not in time.
         """
         deadline, account = machine_time() + timeout, self.so_far(result)
         while not until(account):
@@ -168,8 +168,8 @@ class Accounts:
             self.hear(event)
 
 
-def told(event: DeliveryEvent) -> str:
-    """One line about an event: its name, its receive, its own facts."""
+def describe(event: DeliveryEvent) -> str:
+    """One line about an event: its name, receive count and own facts."""
     facts = {each.name: getattr(event, each.name) for each in fields(event) if each.name != "delivery"}
     own = "".join(f", {name} {value!r}" for name, value in facts.items())
     return f"{type(event).__name__} (receive {event.delivery.receive_count}{own})"

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,13 +68,9 @@ class Diary:
             file.write(json.dumps(entry, default=repr).encode() + b"\n")
 
 
-def _end() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 if path := os.environ.get(VARIABLE):
     _diary = Diary(path)
     subscribe(_diary.write)
     signals.worker_ready.connect(_diary.write_ready, weak=False)
     if parent := os.environ.get(PARENT_VARIABLE):
-        end_with_parent(int(parent), _end)
+        end_with_parent(int(parent), partial(os.kill, os.getpid(), signal.SIGTERM))

@@ -1,6 +1,6 @@
 """Pytest plug-in: an SQS, an app's queues, workers, accounts of messages, and turned time.
 
-Pytest imports it wherever this package is installed: it imports nothing else before a fixture is used.
+Pytest imports it wherever this package is installed, so it imports nothing else until a fixture is used.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def sqs_server() -> Iterator[LocalSQS]:
     """An SQS beside this process, on 127.0.0.1, which boto3 finds by environment variables."""
-    from celery_sqs_visibility.testing.server import LocalSQS, variables  # noqa: PLC0415 - see above
+    from celery_sqs_visibility.testing.server import LocalSQS  # noqa: PLC0415 - see above
 
     server = LocalSQS()
     server.start()
-    with variables(server.environment):
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in server.environment.items():
+            environment.setenv(name, value)
         yield server
     server.stop()
 

@@ -7,8 +7,7 @@ import random
 from collections.abc import Collection
 from typing import Final
 
-#: Most faults of one schedule.
-MOST_FAULTS: Final = 3
+MAX_FAULTS: Final = 3
 
 #: Delays of a message, in seconds: within a visibility timeout, hours, longer than a day.
 DELAYS: Final = (90, 3 * 3600, 13 * 3600, 30 * 3600)
@@ -34,24 +33,23 @@ AT_THE_END: Final = frozenset({Fault.DEATH, Fault.LOST_DELETE})
 BETWEEN_RUNS: Final = frozenset({Fault.DELAY, Fault.REDRIVE})
 WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})
 
-#: The share of points at which another message is run, if one waits. No schedule plans it: a test with one
-#: message has none, and its seeds are to have other faults.
+#: The share of points at which another message runs, if one waits. Schedules do not plan it: it cannot
+#: happen in a test with one message, whose seeds should have other faults.
 OVERLAPS: Final = 1 / 4
 
 
 class Schedule:
-    """The faults of one seed, one after the other, each after so many points at which it may happen.
+    """The faults of one seed, in order, each with the number of points to pass before it happens.
 
-    Even seeds from 0 on are a death at one point of a run after the other, until each point had one; all
-    others are random.
+    Even seeds from 0 on are one death each, at each point of a run in turn; all other schedules are random.
 
     Attributes:
         random: for further choices; the same numbers each time.
-        passed: how many points of runs were passed.
+        passed: the number of points of runs passed so far.
 
     Args:
         seed: `None`: without faults.
-        points: how many points of runs there are without faults.
+        points: the number of points of a run without faults.
         faults: those to choose from.
     """
 
@@ -66,13 +64,13 @@ class Schedule:
         if Fault.DEATH in kinds and not is_random and at < points:
             self._next = [(Fault.DEATH, at)]
             return
-        for _ in range(self.random.randint(1, MOST_FAULTS) if kinds else 0):
+        for _ in range(self.random.randint(1, MAX_FAULTS) if kinds else 0):
             fault = self.random.choice(kinds)
             later = self.random.randrange(max(1, points)) if fault in IN_A_RUN else 0
             self._next.append((fault, later))
 
     def due(self, possible: Collection[Fault]) -> Fault | None:
-        """Pass a point; the fault that happens there."""
+        """Pass a point. Returns the fault that happens there, if any."""
         self.passed += Fault.DEATH in possible
         fault, later = self._next[0] if self._next else (None, 0)
         if fault is None or fault not in possible:

@@ -1,4 +1,4 @@
-"""An SQS beside the test's process, an app's queues in it, and workers: processes, or embedded."""
+"""An SQS server, an app's queues in it, and workers: in processes, or in threads of the test's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -23,14 +22,11 @@ from celery.worker import state
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import DeliveryEvent
-from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.queues import Creation
-from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.task.exclusive import broker_context
-from celery_sqs_visibility.testing.apps import require_sending
+from celery_sqs_visibility.testing.apps import create_queues, load_tasks
 from celery_sqs_visibility.testing.clock import is_turned, machine_time
 from celery_sqs_visibility.testing.diary import PARENT_VARIABLE, VARIABLE, Diary
-from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 #: Seconds until a server answers, or a worker consumes, on a busy machine.
 START_SECONDS: Final = 60.0
@@ -50,7 +46,7 @@ class LocalSQS:
     It ends with this process, however that ends.
 
     Attributes:
-        environment: the variables by which a process finds it, whatever others say of endpoints and proxies.
+        environment: the variables by which a process finds it, despite other endpoints and proxies.
     """
 
     def __init__(self) -> None:
@@ -66,7 +62,7 @@ class LocalSQS:
         """Start it, and wait until it answers.
 
         Raises:
-            RuntimeError: it does not start; the error has what it printed.
+            RuntimeError: it does not start; the error has its output.
         """
         command = [sys.executable, "-m", "celery", "sqs", "local", "--port", "0", "--json"]
         self._process = process = subprocess.Popen(  # noqa: S603 - our own command
@@ -91,7 +87,7 @@ class LocalSQS:
         raise RuntimeError(f"`celery sqs local` does not start:\n{''.join(printed)}")
 
     def stop(self) -> None:
-        """End it. Harmless if that was done."""
+        """End it. Idempotent."""
         if self._process is not None:
             end_process(self._process, START_SECONDS)
             if self._process.stdout is not None:
@@ -100,37 +96,33 @@ class LocalSQS:
 
 
 class AppQueues:
-    """The queues of apps, made as `celery sqs queues create` makes them, and deleted afterwards.
+    """The queues of apps, created as `celery sqs queues create` does, and deleted afterwards.
 
-    Queues that were there before stay.
+    Queues that existed before stay.
     """
 
     def __init__(self) -> None:
         self._made: list[Queue] = []
 
     def create(self, app: Celery[Any]) -> list[Queue]:
-        """Make the app's queues, with dead-letter queues and redrive policies; those that workers consume.
+        """Create the app's queues, with dead-letter queues. Returns those that workers consume.
 
         Raises:
-            ImproperlyConfigured: the app's broker is not SQS, or its tasks are run eagerly.
+            ImproperlyConfigured: the app's broker is not SQS, or its tasks run eagerly.
         """
-        require_sending(app)
-        app.loader.import_default_modules()
-        app.finalize()
+        load_tasks(app)
         context = broker_context(app)
         if context is None:
             raise ImproperlyConfigured("expected an app with broker_transport = 'celery_sqs_visibility'")
-        names = queue_names(app, context.options)
-        plans = plan_queues(names, context.options, max_retries_by_queue(app))
         creation = Creation(context.queues.sqs)
         try:
-            creation.run(plans)
+            names = create_queues(app, context.options, creation)
         finally:
             self._made += [context.queues.find(plan.name) for plan in creation.created]
         return [context.queues.find(name) for name in names]
 
     def delete(self) -> None:
-        """Delete those that it has made, with their messages."""
+        """Delete the queues that it created, with their messages."""
         for queue in self._made:
             with suppress(SQSError):
                 queue.sqs.delete_queue(queue.url)
@@ -142,7 +134,7 @@ class WorkerProcess:
 
     Args:
         project: the value of `-A`.
-        directory: takes its log and its diary.
+        directory: for its log and its diary.
         name: of the files in it, and of the node.
         options: further options of the command, as `["--concurrency=4"]`.
         environment: further variables.
@@ -192,7 +184,7 @@ class WorkerProcess:
 
     @property
     def log(self) -> str:
-        """The text that it has printed."""
+        """Its output."""
         return self.log_path.read_text(errors="replace")
 
     def read(self) -> list[DeliveryEvent]:
@@ -221,8 +213,8 @@ class Workers:
     """The workers of a test, which end with it.
 
     Args:
-        queues: makes an app's queues.
-        directory: takes logs and diaries.
+        queues: creates an app's queues.
+        directory: for logs and diaries.
     """
 
     def __init__(self, queues: AppQueues, directory: Path) -> None:
@@ -269,7 +261,7 @@ class Workers:
 
         Raises:
             RuntimeError: time is turned, or the worker exits; the error has its log.
-            TimeoutError: it does not consume; so has this.
+            TimeoutError: it does not consume; the error has its log, too.
         """
         self._require_machine_time()
         self._queues.create(app)
@@ -295,7 +287,7 @@ class Workers:
 
 
 def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
-    """With further variables that outrank the endpoint in boto3, or send requests elsewhere."""
+    """Add the variables that override the endpoint in boto3, or send requests to a proxy."""
     url = environment["AWS_ENDPOINT_URL"]
     endpoints = {f"AWS_ENDPOINT_URL_{service}": url for service in ("SQS", "S3", "SNS", "DYNAMODB")}
     without_proxy = {name: _with_host(os.environ.get(name), url) for name in ("NO_PROXY", "no_proxy")}
@@ -303,7 +295,7 @@ def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_host(hosts: str | None, url: str) -> str:
-    """These hosts, and that of the URL; `*` are all."""
+    """These hosts and the URL's; `*` means all."""
     host = urlsplit(url).hostname or ""
     return f"{hosts},{host}" if hosts and hosts != "*" else hosts or host
 
@@ -322,28 +314,12 @@ def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
 @contextmanager
 def _logging_untouched() -> Iterator[None]:
     """Inside, a Celery worker leaves logging as the test has it."""
-    leave: Callable[..., None] = partial(_do_nothing)
+
+    def leave(**_: Any) -> None:
+        """Celery sets logging up only where its signal has no receiver."""
+
     signals.setup_logging.connect(leave, weak=False)
     try:
         yield
     finally:
         signals.setup_logging.disconnect(leave)
-
-
-def _do_nothing(**_: Any) -> None:
-    """Celery sets logging up only where nobody hears its signal."""
-
-
-@contextmanager
-def variables(environment: Mapping[str, str]) -> Iterator[None]:
-    """Inside, this process has these environment variables."""
-    before = {name: os.environ.get(name) for name in environment}
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

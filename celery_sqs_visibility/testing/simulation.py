@@ -31,7 +31,6 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import Delete, Settlement
 from celery_sqs_visibility.events import DeliveryEvent, subscribe
-from celery_sqs_visibility.testing.account import MessageAccount
 from celery_sqs_visibility.testing.blocking import ended_if_it_waits
 from celery_sqs_visibility.testing.clock import replaced
 from celery_sqs_visibility.testing.schedule import (
@@ -109,11 +108,11 @@ class SimulatedWorker(Worker):
 
 
 @dataclass
-class Run:
-    """A message that a worker receives, until it is settled.
+class SimulatedRun:
+    """A message in the hands of a worker, from its receive to its settlement.
 
     Attributes:
-        left: how many points its run may still pass in a shutdown; `None`: there is none.
+        left: the points that its run may still pass in a shutdown; `None`: no shutdown.
     """
 
     worker: SimulatedWorker
@@ -138,7 +137,7 @@ class Simulation(World):
         self.effects: list[Any] = []
         self.faults = faults
         self._schedule = Schedule(seed, points, faults)
-        self._runs: list[Run] = []
+        self._runs: list[SimulatedRun] = []
         self._directory: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
@@ -159,10 +158,6 @@ class Simulation(World):
     def points(self) -> int:
         """How many points were passed so far."""
         return self._schedule.passed
-
-    def now(self) -> float:
-        """The simulation's time, in seconds since the epoch: for the code under test."""
-        return self.clock.wall()
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Give an attribute of an object, a class or a module another value until the simulation's end.
@@ -194,12 +189,12 @@ class Simulation(World):
         self.replace(owner, name, staticmethod(effect) if is_static and inspect.isclass(owner) else effect)
 
     def effect(self, key: Any, do: Callable[[], T] | None = None) -> T | None:
-        """Do something whose number counts; the worker may die before and after it.
+        """Do something, and record it; the worker may die before and after it.
 
         Args:
             key: names it among others.
-            do: does it; `None`: to record it is all. Its result is returned; after an exception it is not
-                recorded. What a coroutine does has happened when it was awaited.
+            do: does it; `None`: it is only recorded. Returns its result; after an exception it is not
+                recorded. A coroutine has had its effect when it was awaited.
         """
         self._point(f"before the effect {_shown(key)}")
         result = None if do is None else do()
@@ -219,21 +214,12 @@ class Simulation(World):
         self._note(f"effect {shown}", self._runs[-1].worker if self._runs else None)
         self._point(f"after the effect {shown}")
 
-    def run(self, *signatures: Any) -> MessageAccount:
-        """Publish tasks, let the schedule happen, and work until all queues are empty.
-
-        Returns:
-            The account of the first; of a group it is that of its first task, of a chain that of its last.
-        """
-        results = [self.send(signature) for signature in signatures]
-        self.work()
-        return self.accounts.so_far(results[0])
-
     def once(self, *keys: Any) -> None:
-        """Assert that each effect took place once, and those of these keys did; without keys, any."""
+        """Assert that each effect took place once: those of these keys or, without keys, at least one."""
         self.at_most_once()
         if not self.effects:
-            raise AssertionError(f"expected each effect once, and none took place{_of(keys)}")
+            of_keys = f" of {_shown(list(keys))}" if keys else ""
+            raise AssertionError(f"expected each effect once, and none took place{of_keys}")
         missing = [key for key in keys if key not in self.effects]
         if missing:
             raise AssertionError(f"expected each effect once, and none of {_shown(missing)} took place")
@@ -256,7 +242,7 @@ class Simulation(World):
         return SimulatedWorker(*args)
 
     def work_once(self) -> bool:
-        """See `World`. Faults between runs come first; a redrive at last, if there are dead letters."""
+        """As `World.work_once`. Faults between runs come first, a redrive of dead letters last."""
         wait = self._next_message()
         has_messages = any(self.sqs.bodies(queue.url) for queue in self.queues)
         if has_messages:
@@ -280,7 +266,7 @@ class Simulation(World):
         return cast("SimulatedWorker", idle[0])
 
     def _take_by(self, worker: SimulatedWorker, queue: Queue) -> bool:
-        run = Run(worker)
+        run = SimulatedRun(worker)
         self._runs.append(run)
         try:
             return worker.take(queue)
@@ -321,7 +307,8 @@ class Simulation(World):
         if not self._runs:
             return
         run = self._runs[-1]
-        self._refuse_dead(run)
+        if run.worker.dead:
+            raise WorkerDiedError(run.worker)
         if run.left is not None:
             run.left -= 1
             if run.left < 0:
@@ -340,11 +327,7 @@ class Simulation(World):
         if self._schedule.random.random() < OVERLAPS:
             self._run_meanwhile(waiting[0])
 
-    def _refuse_dead(self, run: Run) -> None:
-        if run.worker.dead:
-            raise WorkerDiedError(run.worker)
-
-    def _happen(self, fault: Fault, run: Run, where: str) -> None:
+    def _happen(self, fault: Fault, run: SimulatedRun, where: str) -> None:
         worker, delivery = run.worker, run.worker.running
         if delivery is None:
             return
@@ -397,7 +380,7 @@ class Simulation(World):
         """The innermost run waits for what an interrupted one has. In a signal handler."""
         self._die(self._runs[-1].worker, "after it has waited for 0.2 s, as for a lock of another run")
 
-    def _hand_back(self, run: Run, where: str) -> None:
+    def _hand_back(self, run: SimulatedRun, where: str) -> None:
         worker, delivery = run.worker, run.worker.running
         if delivery is not None and not delivery.held:
             self._note(f"{worker.name} ends, and its run with it, {where}: its time is over")
@@ -550,7 +533,7 @@ def _silent() -> Iterator[None]:
 
 
 def _run_one(test: Test, sim: Simulation) -> int:
-    """Run one simulation; its number of points."""
+    """Run one simulation. Returns the number of its points."""
     result: object = None
     try:
         with sim:
@@ -593,10 +576,6 @@ def _require(name: str, value: object, holds: object, expected: str) -> None:
 
 def _name(test: Test) -> str:
     return getattr(test, "__name__", repr(test))
-
-
-def _of(keys: Collection[Any]) -> str:
-    return f" of {_shown(list(keys))}" if keys else ""
 
 
 def _shown(key: Any) -> str:

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 
 
-class Handing(Receivers):
-    """Receivers of nothing: the world polls. Messages of any queue go to one callback."""
+class NoReceivers(Receivers):
+    """The world receives; messages of any queue go to one callback."""
 
     def __init__(self, on_message: OnMessage) -> None:
         super().__init__()
         self._on_message = on_message
 
     def on_message(self, queue_name: str) -> OnMessage | None:  # noqa: ARG002 - the receivers'
-        """The one callback."""
+        """The callback."""
         return self._on_message
 
 
@@ -90,13 +90,13 @@ class Worker(DeliveryHolder):
             self._decoder,
             self,
             self.capacity,
-            Handing(self._run),
+            NoReceivers(self._run),
             self._give_back,
             lambda *one: self._to_fetch.append(one),
         )
 
     def take(self, queue: Queue) -> bool:
-        """Receive a message, run its task, and settle it; whether there was one."""
+        """Receive a message, run its task, and settle it. Returns whether there was one."""
         now = self._clock.monotonic()
         self.redrive.get(queue, now)
         messages = queue.sqs.receive(queue.url, 1, 0, self._context.receive_options_of(queue.name))
@@ -109,7 +109,7 @@ class Worker(DeliveryHolder):
         return bool(messages)
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """See `core.delivery.Holder`. A dead process settles nothing."""
+        """A dead process settles nothing."""
         return not self.dead and super().settle(delivery, settlement, receipt)
 
     def send_all(self) -> None:
@@ -129,7 +129,7 @@ class Worker(DeliveryHolder):
         self.send_all()
 
     def die(self) -> None:
-        """End without a word, as by SIGKILL. The machine forgets its runs and leases."""
+        """End at once, as by SIGKILL. The machine forgets its runs and leases."""
         self.dead = True
         for delivery in self.of(self):
             state.requests.pop(delivery.facts.task_id or "", None)
@@ -138,7 +138,7 @@ class Worker(DeliveryHolder):
         self.close()
 
     def close(self) -> None:
-        """Hear of no more events."""
+        """Stop listening to events."""
         if self._keys is not None:
             self._keys.stop()
 
@@ -150,7 +150,7 @@ class Worker(DeliveryHolder):
     def _fetched(
         self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """The message with its payload, as the threads that fetch bring it."""
+        """The message with its payload, as the fetching threads of a worker bring it."""
         payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
         content: ReadContent
         try:

@@ -1,4 +1,4 @@
-"""An app's queues in memory, on a clock that is turned, and workers that one thread drives."""
+"""An app's queues in memory, on a clock that tests turn, with workers that one thread drives."""
 
 from __future__ import annotations
 
@@ -20,37 +20,34 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
-from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.queues import Creation
-from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.stores.guarded import GuardedStore
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
-from celery_sqs_visibility.testing.account import Accounts
-from celery_sqs_visibility.testing.apps import require_sending
+from celery_sqs_visibility.testing.account import Accounts, MessageAccount
+from celery_sqs_visibility.testing.apps import create_queues, load_tasks
 from celery_sqs_visibility.testing.clock import TurnedClock, reading, reading_in_app, replaced
 from celery_sqs_visibility.testing.worker import Worker
 from celery_sqs_visibility.transport import broker_clients, broker_context
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.routing import max_retries_by_queue
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import take_events
 
 if TYPE_CHECKING:
     from typing import Self
 
-#: A message that was received so often is taken for one that never ends.
+#: A message that was received more often comes back for ever.
 MAX_RECEIVES: Final = 1000
 
-#: After this many receives in all, a task is taken for one that publishes itself again and again.
-MOST_MESSAGES: Final = 10_000
+#: After more receives in all, a task publishes itself again and again.
+MAX_MESSAGES: Final = 10_000
 
 PUBLISH: Final = Producer.publish
 
 NO_APP: Final = "no app is known: call open(app) first, or send a task"
 
-#: All that a message has.
+#: With all attributes.
 EVERYTHING: Final = ReceiveOptions(0, ("All",), ("All",))
 
 
@@ -58,7 +55,7 @@ class MemorySQS(FakeSQS):
     """A fake SQS that tells when a message becomes visible, and can forget a delete.
 
     Attributes:
-        deletes_to_lose: how many of the next deletions are answered yes, and not carried out.
+        deletes_to_lose: how many of the next deletions are confirmed, but not carried out.
     """
 
     deletes_to_lose = 0
@@ -68,7 +65,7 @@ class MemorySQS(FakeSQS):
         return self._queues[queue_url].next_change(self._now())
 
     def visible(self, queue_url: str) -> int:
-        """How many messages of the queue are visible."""
+        """The number of visible messages of the queue."""
         return int(self._queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
 
     def receive(
@@ -104,10 +101,10 @@ class MemorySQS(FakeSQS):
 class World:
     """SQS in memory with the queues of one app, and at least one worker. Inside the block, one thread.
 
-    The app's own publications go there, too. Its other settings are its own, the result backend included.
+    The app's own publications go there, too. Its result backend and other services are the real ones.
 
     Attributes:
-        clock: stands still but for `pass_time` and waits for messages.
+        clock: advances only by `pass_time` and by waits for messages.
         accounts: of all messages.
         sqs: the queues' SQS.
         workers: the live ones.
@@ -153,19 +150,18 @@ class World:
         self._stack.close()
 
     def open(self, app: Celery[Any]) -> None:
-        """Make the app's queues, with redrive policies; its publications come here from now on.
+        """Create the app's queues; its publications come here from now on.
+
+        Code under test may publish before `send` and `run` tell the app.
 
         Raises:
-            ImproperlyConfigured: its broker is not SQS, its tasks are run eagerly, or this world has another
-                app.
+            ImproperlyConfigured: its broker is not SQS, its tasks run eagerly, or another app is open.
         """
         if self._app is not None:
             if self._app is not app:
                 raise ImproperlyConfigured("expected tasks of one app, got those of two")
             return
-        app.loader.import_default_modules()
-        app.finalize()
-        require_sending(app)
+        load_tasks(app)
         self._app = app
         try:
             self._open(app)
@@ -184,8 +180,7 @@ class World:
         self._context = self._new_context(app, "producer")
         enter(replaced(Producer, "publish", PUBLISH))
         enter(replaced(Transport, "context", property(lambda _connection: self._context)))
-        names = queue_names(app, self._options)
-        Creation(self.sqs).run(plan_queues(names, self._options, max_retries_by_queue(app)))
+        names = create_queues(app, self._options, Creation(self.sqs))
         self._queues = [self._context.queues.find(name) for name in names]
         for queue in self.queues:
             self._context.redrive.get(queue, self.clock.monotonic())
@@ -204,25 +199,39 @@ class World:
     def _make_worker(self, *args: Any) -> Worker:
         return Worker(*args)
 
+    def now(self) -> float:
+        """The turned time in seconds since the epoch, for the code under test."""
+        return self.clock.wall()
+
     def send(self, signature: Any) -> Any:
-        """Publish a task; its result."""
+        """Publish a task, which runs in `work`. Returns its result."""
         self.open(signature.app)
         return signature.apply_async()
 
+    def run(self, *signatures: Any) -> MessageAccount:
+        """Publish tasks, and work until all queues are empty; tasks that they publish run, too.
+
+        Returns:
+            The account of the first; of a group it is that of its first task, of a chain that of its last.
+        """
+        results = [self.send(signature) for signature in signatures]
+        self.work()
+        return self.accounts.so_far(results[0])
+
     def work(self) -> None:
-        """Let the workers work until no message is left but dead letters; the clock is turned as needed.
+        """Let the workers work until only dead letters are left, whatever time that takes.
 
         Raises:
             AssertionError: a message still comes back after 1,000 receives, or others come again and again.
             RuntimeError: no app is known.
         """
-        for _ in range(MOST_MESSAGES):
+        for _ in range(MAX_MESSAGES):
             if not self.work_once():
                 return
-        raise AssertionError(f"messages still come after {MOST_MESSAGES} receives: a task publishes itself")
+        raise AssertionError(f"messages still come after {MAX_MESSAGES} receives: a task publishes itself")
 
     def work_once(self) -> bool:
-        """Take the next message, after its time has come; whether there was one."""
+        """Take the next message, once its time has come. Returns whether there was one."""
         while (wait := self._next_message()) < math.inf:
             if wait > 0:
                 self.pass_time(wait)
@@ -231,7 +240,7 @@ class World:
         return any(self.take(queue) for queue in self.queues)
 
     def take(self, queue: Queue) -> bool:
-        """Let a worker take a message; whether there was one."""
+        """Let a worker take a message. Returns whether there was one."""
         return self.workers[0].take(queue)
 
     def pass_time(self, seconds: float) -> None:
@@ -252,11 +261,11 @@ class World:
         return min((worker.next_due() for worker in self.workers), default=math.inf)
 
     def dead_letters(self) -> list[ReceivedMessage]:
-        """The messages of all dead-letter queues, with their attributes."""
+        """The messages of all dead-letter queues, as ReceiveMessage answers them."""
         return [message for letters in self._letter_queues() for message in self.sqs.everything(letters.url)]
 
     def redrive(self) -> int:
-        """Move all dead letters back to the queues that they came from; how many there were."""
+        """Move all dead letters back to the queues that they came from. Returns their number."""
         moved = 0
         for queue in self.queues:
             letters = self._context.redrive.dead_letter_queue(queue)

@@ -243,7 +243,7 @@ def test_many_messages_are_worked_off_and_one_that_publishes_itself_is_told(app,
         accounts = [turned.account(turned.send(task.s())) for _ in range(20)]
         turned.work()
         assert [account.runs for account in accounts] == [1] * 20
-        monkeypatch.setattr(world, "MOST_MESSAGES", 30)
+        monkeypatch.setattr(world, "MAX_MESSAGES", 30)
         with pytest.raises(AssertionError, match="after 30 receives: a task publishes itself"):
             turned.run(again.s())
 
