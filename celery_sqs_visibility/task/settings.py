@@ -8,12 +8,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from inspect import getattr_static, isfunction, signature
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from celery import Celery, current_app, signals
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
-from django.core.checks import CheckMessage, Error
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.errors import OptionError
@@ -23,6 +22,9 @@ from celery_sqs_visibility.policy.option_parsers import Seconds, set_keys, when_
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.retries import RetryDecisions
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
 
 logger = get_logger(__name__)
 
@@ -143,6 +145,8 @@ def check_current_app() -> list[CheckMessage]:
 
 def check_app(app: Celery) -> list[CheckMessage]:
     """The same of an app; none where its broker is another one. Makes no request."""
+    from django.core.checks import Error  # noqa: PLC0415 - an app without Django never comes here
+
     with app.connection_for_write() as connection:
         if not str(connection.transport_cls).replace("-", "_").startswith("celery_sqs_visibility"):
             return []

@@ -147,8 +147,9 @@ def python(code):
         "import celery; celery.Celery(broker='celery_sqs_visibility://').task(len, name='a')",
     ],
 )
-def test_boto3_is_not_imported_before_it_is_used(code):
-    assert python(f"{code}; import sys; print(*{{'boto3', 'botocore'}} & set(sys.modules))") == []
+def test_neither_boto3_nor_django_is_imported_before_it_is_used(code):
+    late = "{'boto3', 'botocore', 'django.core'}"
+    assert python(f"{code}; import sys; print(*{late} & set(sys.modules))") == []
 
 
 def test_the_face_imports_nothing_but_itself():
