@@ -63,20 +63,12 @@ def test_an_error_of_ours_is_a_sentence_with_an_exit_status(error, shown):
     assert raised.type is shown
 
 
-def test_an_app_on_another_broker_is_told_which_transport_to_set():
-    app = Celery("elsewhere", broker="memory://", set_as_current=False)
+@pytest.mark.parametrize(("name", "called"), [("elsewhere", "app 'elsewhere'"), (None, "the app")])
+def test_an_app_on_another_broker_is_told_which_transport_to_set(name, called):
+    words = f"the broker of {called} is memory://.* set broker_transport = 'celery_sqs_visibility'"
     with (
-        pytest.raises(CommandError, match="set broker_transport = 'celery_sqs_visibility'"),
-        broker_of(app),
-    ):
-        pass
-    app.close()
-
-
-def test_an_app_without_a_name_is_not_called_none():
-    with (
-        Celery(broker="memory://", set_as_current=False) as app,
-        pytest.raises(CommandError, match="the broker of the app is memory://"),
+        Celery(name, broker="memory://", set_as_current=False) as app,
+        pytest.raises(CommandError, match=words),
         broker_of(app),
     ):
         pass

@@ -137,12 +137,6 @@ def test_a_worker_that_shuts_down_says_nothing_of_its_successor(listen, others, 
     assert probe.run(None, 0.5, ready=False, as_json=False) == status
 
 
-def test_a_worker_of_the_release_before_is_asked(listen):
-    path = listen("w@h", {"ok": True, "reason": "live"}).socket.getsockname()
-    Path(path).rename(f"{directory()}/w@h.sock")
-    assert [each["reason"] for each in probe.ask("w@h", "/healthz", 5)] == ["live"]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_the_kernel_knows_a_socket_by_the_name_that_it_keeps(listen):
     listen("w@h")

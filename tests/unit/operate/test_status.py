@@ -121,19 +121,7 @@ def test_the_json_has_the_same_figures(run, queue):
     assert figures.items() >= {**NOTHING_IS_LEFT, "queue": queue}.items()
 
 
-def test_watching_goes_on_until_ctrl_c():
-    taken, shown = iter([1, 2]), []
-
-    def take():
-        for each in taken:
-            return each
-        raise KeyboardInterrupt
-
-    module.watch(take, shown.append, 0.001)
-    assert shown == [1, 2]
-
-
-def test_frames_that_are_piped_do_not_run_together(capsys):
+def test_watching_goes_on_until_ctrl_c_and_frames_that_are_piped_do_not_run_together(capsys):
     taken = iter(["a", "b"])
 
     def take():

@@ -143,21 +143,16 @@ def test_workers_share_a_leader_by_the_queues_at_sqs_and_not_by_celerys_names(ap
     assert keys[0] == keys[2] != keys[1]
 
 
-def test_a_paused_queue_is_told():
-    here, series = context(), Series()
-    here.receiving.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
-    here.receiving.pauses.pause("mail", 60)
-    show_state(series, here)
-    assert series.read_gauge(names.PAUSED) == [(("mail",), 1), (("orders",), 0)]
-
-
-def test_a_queue_of_which_no_more_may_run_is_told():
+def test_a_queue_that_is_paused_or_of_which_no_more_may_run_is_told():
     here, series = context(queues={"mail": {"max_running": 1}}), Series()
     here.receiving.worker_queue_consumers = [SimpleNamespace(consumed=lambda: ["mail", "orders"])]
     show_state(series, here)
-    assert series.read_gauge(names.FULL) == [(("mail",), 0), (("orders",), 0)]
+    free, taken = [(("mail",), 0), (("orders",), 0)], [(("mail",), 1), (("orders",), 0)]
+    assert [series.read_gauge(each) for each in (names.PAUSED, names.FULL)] == [free, free]
     here.receiving.turns.turns.hold("mail", 1)
-    assert series.read_gauge(names.FULL) == [(("mail",), 1), (("orders",), 0)]
+    assert [series.read_gauge(each) for each in (names.PAUSED, names.FULL)] == [free, taken]
+    here.receiving.pauses.pause("mail", 60)
+    assert series.read_gauge(names.PAUSED) == taken
 
 
 def test_a_store_that_cannot_be_opened_is_told_as_the_worker_starts(app):
