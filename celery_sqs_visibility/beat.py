@@ -87,7 +87,15 @@ class SendsOnce:
         context = self._broker_context()
         if context is None:
             logger.warning("beat does not publish to SQS here, so that two beats send each task twice")
-        elif (queues := self._standard_queues()) and not _has_store(context):
+            return
+        # Celery's own entry may be sent twice (celery/beat.py: `Scheduler.install_default_entries`).
+        entries = (entry for entry in self.schedule.values() if entry.name != "celery.backend_cleanup")
+        queues = sorted(set(filter(None, map(self._standard_queue, entries))))
+        try:
+            sent_twice = queues and context.coordination_store is None
+        except OptionError as error:
+            raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
+        if sent_twice:
             logger.warning(
                 "two beats send twice what they send to %s, since only FIFO queues drop the second message: "
                 "set the transport option coordination_store, route periodic tasks to a FIFO queue, or run "
@@ -166,12 +174,6 @@ class SendsOnce:
         """Whether it is claimed before it is sent. What a FIFO queue takes once needs no claim."""
         return self._claims_everything or self._standard_queue(entry) is not None
 
-    def _standard_queues(self) -> list[str]:
-        """The standard queues that entries go to."""
-        # Celery's own entry may be sent twice (celery/beat.py: `Scheduler.install_default_entries`).
-        entries = (entry for entry in self.schedule.values() if entry.name != "celery.backend_cleanup")
-        return sorted(set(filter(None, map(self._standard_queue, entries))))
-
     def _standard_queue(self, entry: Any) -> str | None:
         try:
             route = self.app.amqp.router.route(dict(entry.options), entry.task)
@@ -191,13 +193,6 @@ class SendsOnce:
 
 class Scheduler(SendsOnce, PersistentScheduler):
     """Celery's own scheduler, and its schedule file, for several beats."""
-
-
-def _has_store(context: BrokerContext) -> bool:
-    try:
-        return context.coordination_store is not None
-    except OptionError as error:
-        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
 
 
 def _now(entry: Any) -> float:

@@ -202,7 +202,10 @@ class EventFeed:
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
         """See `pump.Work`: errors that pass are followed by another attempt, others by a drop."""
-        again = [i for i, error in sorted(failed.items()) if self._passes(error, since)]
+        # SQS does not know a queue in its first seconds.
+        new = since - self.seen_at < NEW_SECONDS
+        passing = (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS
+        again = [i for i, error in sorted(failed.items()) if isinstance(error, passing)]
         with self._lock:
             self._failures = self._failures + 1 if failed else 0
             self._not_before = self._clock.monotonic() + pause(self._failures) if failed else 0.0
@@ -221,11 +224,6 @@ class EventFeed:
             self._outage.failure(outages[0])
         elif not failed:
             self._outage.success(since)
-
-    def _passes(self, error: SQSError, since: float) -> bool:
-        """Whether another attempt may succeed: SQS does not know a queue in its first seconds."""
-        new = since - self.seen_at < NEW_SECONDS
-        return isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS)
 
     def _drop(self, events: int, reason: str) -> None:
         emit(EventsDropped(self.queue.name, events))

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
 
 #: Most monitors that are added because a command names them: each takes a thread. Others are listed.
-MAX_TOLD: Final = 32
+MAX_ANNOUNCED: Final = 32
 
 #: Each of these times is lengthened by up to this fraction, so that a fleet does not look at the same time.
 SPREAD: Final = 0.15
@@ -103,14 +103,14 @@ class Monitors:
             if not self._in_worker:
                 feed.lane.send_next()
 
-    def told(self, addresses: Iterable[str]) -> None:
+    def add_announced(self, addresses: Iterable[str]) -> None:
         """Add monitors that announced these addresses. No request."""
         found = (self._queues.url_of(self._exchange, address) for address in addresses)
         urls = dict.fromkeys(url for url in found if url is not None)
-        room = max(0, MAX_TOLD - len(self._feeds))
+        room = max(0, MAX_ANNOUNCED - len(self._feeds))
         new = [url for url in urls if url not in self._feeds]
         if len(new) > room:
-            logger.info("%d monitors listen already: others are found by SQS's list of queues", MAX_TOLD)
+            logger.info("%d monitors listen already: others are found by SQS's list of queues", MAX_ANNOUNCED)
         self._listen([*(url for url in urls if url in self._feeds), *new[:room]])
 
     def look(self, attempts: int = 1) -> None:
@@ -259,7 +259,7 @@ class EventExchanges:
         """Whether this process is a monitor."""
         return bool(self._inboxes)
 
-    def announced(self, command: dict[str, Any]) -> dict[str, Any]:
+    def with_addresses(self, command: dict[str, Any]) -> dict[str, Any]:
         """The command, with the addresses of this process's queues of events: so workers learn them.
 
         Raises:
@@ -274,11 +274,11 @@ class EventExchanges:
             addresses.setdefault(exchange, []).append(inbox.address())
         return {**command, "headers": {**(command.get("headers") or {}), wire.MONITORS: addresses}}
 
-    def heard(self, announced: Mapping[str, Sequence[str]]) -> None:
+    def add_monitors(self, announced: Mapping[str, Sequence[str]]) -> None:
         """Add the monitors that a command names, of this process's own exchanges. No request."""
         for exchange, addresses in announced.items():
             if self._use_here(exchange) is Use.EVENTS:
-                self._of(exchange).told(addresses)
+                self._of(exchange).add_announced(addresses)
 
     def close(self, timeout: float) -> None:
         """Send the waiting events, for `timeout` seconds at the most, and end the threads."""

@@ -131,7 +131,7 @@ class RemoteControl:
         if start_thread(self._leave, "sqs-control-leave", queue, member, member.left) is None:
             self._remove(queue, member, member.left)
 
-    def hand_on(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
+    def requeue(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
         """Keep a message for the queue's next consumer, since its own was cancelled too early."""
         with self._lock:
             member = self._members.get(queue)
@@ -159,7 +159,7 @@ class RemoteControl:
     def _broadcast(
         self, exchange: str, message: dict[str, Any], command_id: str, expires_in: float | None
     ) -> None:
-        message = self.events.announced(message)
+        message = self.events.with_addresses(message)
         command = wire.body_of(message)
         urls = self.queues.find(exchange, command.get("destination") or ())
         if reply_to := command.get("reply_to"):
@@ -244,7 +244,7 @@ class RemoteControl:
         is_command = use_of(exchange) is Use.COMMANDS
         message = self._decoded(received, replies_of(exchange) if is_command else None)
         if message is not None:
-            self.events.heard(message.monitors)
+            self.events.add_monitors(message.monitors)
             until = None if message.expires_in is None else self._clock.monotonic() + message.expires_in
             mailbox.deliver(message.id, message.payload, partial(self._is_in_time, until))
 

@@ -174,7 +174,7 @@ class ControlExchanges:
         """
         _, latest = self._consumed.get(queue, (None, None))
         if latest is not deliver:
-            self._control.hand_on(queue, payload, is_in_time)
+            self._control.requeue(queue, payload, is_in_time)
             return False
         if in_time := is_in_time():
             deliver(payload)

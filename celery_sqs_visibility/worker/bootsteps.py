@@ -41,8 +41,8 @@ from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
 from celery_sqs_visibility.worker.pool_patches import (
+    flush_only_unsent,
     hand_over_requests,
-    keep_what_was_sent,
     leave_runs,
     slots_of,
     watch_runs,
@@ -125,7 +125,7 @@ class Deliveries(SQSStep):
     def start(self, parent: Any) -> None:
         """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""
         if self._worker.has_processes:
-            keep_what_was_sent(parent.pool)
+            flush_only_unsent(parent.pool)
             hear_ended_runs_first(parent.pool)
             self._worker.hub = parent.hub
         if parent.hub is not None:
@@ -204,7 +204,8 @@ class Endings(SQSStep):
         _tell_tasks()
         if self._signalled and how == "Warm":
             drain.hurry()
-            _wake_loop()
+            if (leases := lease_table()) is not None:
+                leases.wake()  # the event loop, which is to end: a signal does not end its wait
         elif how == "Cold" or (sig == "SIGINT" and self._at_terminal):
             drain.shorten_polls()
         self._signalled = True
@@ -269,12 +270,6 @@ class Endings(SQSStep):
             signals.worker_shutting_down.send(
                 sender=self._hostname, sig=name, how="Cold", exitcode=EX_FAILURE
             )
-
-
-def _wake_loop() -> None:
-    """Wake Celery's event loop, which is to end: a signal does not end its wait, which may take seconds."""
-    if (leases := lease_table()) is not None:
-        leases.wake()
 
 
 def _tell_tasks() -> None:

@@ -57,7 +57,10 @@ class ExclusiveRequest(VisibilityRequest):
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
         """Settle a run that ended with an exception, or did not begin."""
-        self._learn_attempts()
+        lease = None if self.delivery is None else self.delivery.lease
+        if lease is not None and (retries := lease.retries) is not None:
+            # The key says how many attempts came before: some receives were none.
+            self.request_dict["retries"] = self.context.retries = retries
         exc = exception_of(exc_info)
         if not return_ok:  # a child that reports has released it
             self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
@@ -101,12 +104,6 @@ class ExclusiveRequest(VisibilityRequest):
         self._retries_before = self._published_retries
         super()._describe(delivery)
 
-    def _learn_attempts(self) -> None:
-        """Learn from its run how many attempts came before, as the key says: some receives were none."""
-        lease = None if self.delivery is None else self.delivery.lease
-        if lease is not None and (retries := lease.retries) is not None:
-            self.request_dict["retries"] = self.context.retries = retries
-
     def _may_run_still(self) -> bool:
         """Whether there are keys: a run that gets its key knows that the run before is over."""
         self._seems_spent = self.worker.key_leases is not None
@@ -122,7 +119,7 @@ class ExclusiveRequest(VisibilityRequest):
         """Why its key cannot be acquired, as far as is known; empty without a key."""
         if self.worker.key_leases is None or self.delivery is None:
             return ""
-        error = self.worker.key_leases.store_error
+        error = self.worker.key_leases.store.error
         return error if error and not self._ownership["error"] else ""
 
     @cached_property
@@ -135,8 +132,11 @@ class ExclusiveRequest(VisibilityRequest):
             "published_retries": self._retries_before,
             "spent": self._seems_spent,
         }
+        run_id = self.id
+        if self.delivery is not None and self.message.is_broadcast:  # its copies share the task's id
+            run_id = f"{self.id}@{self.delivery.queue.name}"
         try:
-            key = exclusive_key(self.task, self._run_id, self.args, self.kwargs)
+            key = exclusive_key(self.task, run_id, self.args, self.kwargs)
         except ExclusiveKeyError as error:
             return {**ownership, "error": str(error)}
         owner = owner_of(self._message_id, uuid.uuid4().hex)
@@ -144,13 +144,6 @@ class ExclusiveRequest(VisibilityRequest):
             self._key_lease = KeyLease(key, owner, self.delivery)
             self.worker.key_leases.add(self._key_lease)
         return {**ownership, "key": key, "owner": owner}
-
-    @property
-    def _run_id(self) -> str:
-        """The task's id; of a broadcast, whose copies share it, that of this worker's copy."""
-        if self.delivery is None or not self.message.is_broadcast:
-            return self.id
-        return f"{self.id}@{self.delivery.queue.name}"
 
     @property
     def _message_id(self) -> str:
@@ -179,7 +172,7 @@ class ExclusiveRequest(VisibilityRequest):
                 self._wait(seconds, None if own else self._copy(seconds))
             case Unanswered(error, since):
                 if self.worker.key_leases is not None:
-                    self.worker.key_leases.store_unanswered(error, since)
+                    self.worker.key_leases.store.unanswered(error, since)
                 self._wait_for_store(error)
             case error:
                 self._wait_for_store(error)

@@ -148,7 +148,7 @@ class KeyLeases:
     """The work of its lane: see `pump.Work`. Safe to call from any thread, without I/O there."""
 
     def __init__(self, store: ExclusiveStore, clock: Clock = SYSTEM_CLOCK, pump: Pump | None = None) -> None:
-        self._store = store
+        self.store = store
         self._clock = clock
         self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", clock)
         pump = pump or Pump(clock)
@@ -168,15 +168,6 @@ class KeyLeases:
         """Follow them no longer."""
         for end in self._ends:
             end()
-
-    @property
-    def store_error(self) -> str:
-        """Why no key can be acquired now; empty if keys can be. Any thread; no request."""
-        return self._store.error
-
-    def store_unanswered(self, error: str, since: float) -> None:
-        """Note that a run's request of that monotonic instant had no answer. Any thread; no request."""
-        self._store.unanswered(error, since)
 
     def add(self, lease: KeyLease) -> None:
         """Renew the lease from now on: its run begins."""
@@ -219,8 +210,8 @@ class KeyLeases:
         try:
             for lease in batch.leases:
                 if lease in self._releasing:
-                    self._store.release(lease.key, lease.owner)
-            kept = self._store.renew(
+                    self.store.release(lease.key, lease.owner)
+            kept = self.store.renew(
                 [Renewal(lease.key, lease.owner, until - now) for lease, until in renewed]
             )
         except StoreError as error:
@@ -244,7 +235,14 @@ class KeyLeases:
             self._releasing.difference_update(batch.leases)
         for lease in batch.lost:
             if lease.held:  # else its run has ended meanwhile
-                self._tell_lost(lease)
+                lease.over = True
+                log_safely(
+                    logger.warning,
+                    "the key %r was lost: another worker may run the task, too (message_id=%s)",
+                    lease.key,
+                    lease.delivery.facts.message_id,
+                )
+                lease.delivery.tell_lost()
 
     def _repeat(self, lease: KeyLease, now: float, *, failed: bool) -> None:
         """Renew it again after a failure, or when no extension will ask for it."""
@@ -261,12 +259,6 @@ class KeyLeases:
         """Renew or release it at that instant. Under the lane's lock."""
         self._due.put(lease, at)
         self.lane.wake()
-
-    def _tell_lost(self, lease: KeyLease) -> None:
-        lease.over, facts = True, lease.delivery.facts
-        sentence = "the key %r was lost: another worker may run the task, too (message_id=%s)"
-        log_safely(logger.warning, sentence, lease.key, facts.message_id)
-        lease.delivery.tell_lost()
 
     def _on_event(self, event: DeliveryEvent) -> None:
         """A message was extended or lost, or came back while it is held. Any of their threads."""

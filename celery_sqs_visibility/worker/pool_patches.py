@@ -293,7 +293,7 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
     os._exit(controller.exitcode or EX_OK)
 
 
-def keep_what_was_sent(pool: Any) -> None:
+def flush_only_unsent(pool: Any) -> None:
     """Let a pool forget only runs that no process was sent. Main thread; idempotent.
 
     When a consumer ends, also to connect anew, Celery forgets the runs that no process has accepted yet and,

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 from weakref import ref
 
 from billiard.common import TERM_SIGNAME
@@ -180,7 +180,9 @@ class DeliveryRequest(CeleryRequest):
                 self.log(logger.warning, "Task %s[%s] comes back: it ran out of memory")
                 self._end_unreported()
                 return None
-            exc_info = of_another_kind(exc, exc_info)
+            wrapped: Any = copy(exc_info)
+            wrapped.exception = UnpickleableExceptionWrapper.from_exception(exc)
+            exc_info = wrapped
         with self._settled_if_it_raises():
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
@@ -480,13 +482,6 @@ def exception_of(exc_info: ExceptionInfo) -> BaseException:
     exc: Any = exc_info.exception
     raised: BaseException = exc.exc if isinstance(exc, ExceptionWithTraceback) else exc
     return raised
-
-
-def of_another_kind(exc: MemoryError, exc_info: ExceptionInfo) -> ExceptionInfo:
-    """Wrap a run's MemoryError: Celery's worker raises a plain one again, and ends."""
-    told: Any = copy(exc_info)
-    told.exception = UnpickleableExceptionWrapper.from_exception(exc)
-    return cast("ExceptionInfo", told)
 
 
 def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:

@@ -114,12 +114,21 @@ class QueuesFirst:
 
     def _await_queue(self, context: BrokerContext, queue: Any) -> None:
         name = queue.name
+
+        def find_dead_letter_queue() -> None:
+            found = context.queues.find(name)
+            context.redrive.get(found, SYSTEM_CLOCK.monotonic())
+            context.redrive.find_dead_letter_queue(found)
+
         self._await("queue", name, partial(_find, context, queue))
-        self._await("dead-letter queue of", name, partial(_find_dead_letter_queue, context, name))
+        self._await("dead-letter queue of", name, find_dead_letter_queue)
         if not self._started:
             report(context.queues.find(name), context.redrive, context.options)
         if exchanges := _fanout_exchanges(queue):
-            self._await("subscription of queue", name, partial(_subscribe, context, name, exchanges))
+            subscribe = context.fanout.subscribe
+            self._await(
+                "subscription of queue", name, lambda: subscribe(context.queues.find(name), exchanges)
+            )
 
     @staticmethod
     def _refuse_exchanges(queues: list[Any], *, supports_fanout: bool) -> None:
@@ -138,7 +147,9 @@ class QueuesFirst:
             try:
                 find()
             except SQSError as error:
-                if not self._is_waited_for(error):
+                # Usable queues may be repaired; a worker that never worked is better noticed at once.
+                retry = self._app.conf.broker_connection_retry_on_startup is not False
+                if not (self._started or (retry and passes(error))):
                     why = reason_and_remedy(error)
                     logger.critical("cannot start, since %s %r cannot be used: %s", kind, name, why)
                     raise WorkerShutdown(1) from None
@@ -147,13 +158,6 @@ class QueuesFirst:
             else:
                 outage.success(since)
                 return
-
-    def _is_waited_for(self, error: SQSError) -> bool:
-        # Queues that were usable may be repaired; a worker that never worked is better noticed at once.
-        if self._started:
-            return True
-        retry = self._app.conf.broker_connection_retry_on_startup is not False
-        return retry and passes(error)
 
 
 def mark_as_workers(connection: Any) -> None:
@@ -188,18 +192,6 @@ def _find(context: BrokerContext, queue: Any) -> None:
             context.temporary_queues.for_consumer(queue.name)
             return
     context.queues.ensure(queue.name)
-
-
-def _subscribe(context: BrokerContext, name: str, exchanges: list[str]) -> None:
-    """Subscribe the queue to fanout exchanges."""
-    context.fanout.subscribe(context.queues.find(name), exchanges)
-
-
-def _find_dead_letter_queue(context: BrokerContext, name: str) -> None:
-    """Make sure that a queue's plain dead-letter queue, if it needs one, exists."""
-    queue = context.queues.find(name)
-    context.redrive.get(queue, SYSTEM_CLOCK.monotonic())
-    context.redrive.find_dead_letter_queue(queue)
 
 
 def leave_out_refused_queues(consumer: Any) -> None:

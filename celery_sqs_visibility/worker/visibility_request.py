@@ -138,12 +138,10 @@ class VisibilityRequest(DeliveryRequest):
             return True
         if self._was_killed_for_nothing(exc) or self.already_revoked:
             return True
-        return isinstance(exc, WorkerLostError) and self._has_succeeded and not self._may_owe_chord
-
-    @property
-    def _may_owe_chord(self) -> bool:
-        """Whether a run whose success is stored may not have told its chord, or not published its body."""
-        return bool(self.context.chord) and self._attempts_beyond_last <= RELEASES_FORGIVEN
+        if not (isinstance(exc, WorkerLostError) and self._has_succeeded):
+            return False
+        # Its success is stored, but its chord may not have heard of it, or its body not be published.
+        return not self.context.chord or self._attempts_beyond_last > RELEASES_FORGIVEN
 
     @cached_property
     def _chord_claim_seconds(self) -> float:
@@ -151,9 +149,13 @@ class VisibilityRequest(DeliveryRequest):
 
     def _lost_run_comes_back(self, exc: Any, exc_info: ExceptionInfo) -> bool:
         """Hide the message of a run whose child is gone, and report the retry as the child would have."""
-        if self.acknowledged or not self._comes_back_after_loss(exc):
-            return False
         task, context = self.task, self.context
+        # After its success only its chord is left to do.
+        only_chord = isinstance(exc, WorkerLostError) and self._has_succeeded
+        if self.acknowledged or not (
+            only_chord or comes_back_after(End.LOST, retried=task.comes_back(exc), last=self._is_last_attempt)
+        ):
+            return False
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, KILLED_AFTERWARDS):
             # Its message is hidden for so long, so that two runs cannot overlap.
@@ -181,11 +183,6 @@ class VisibilityRequest(DeliveryRequest):
             yield
         finally:
             self.task.request_stack.pop()
-
-    def _comes_back_after_loss(self, exc: BaseException) -> bool:
-        if isinstance(exc, WorkerLostError) and self._has_succeeded:
-            return True  # only its chord is left to do
-        return comes_back_after(End.LOST, retried=self.task.comes_back(exc), last=self._is_last_attempt)
 
     def _come_back(self, delay: float | None, error: str) -> None:
         self._emit_failure(error, delay, last=False)

@@ -86,7 +86,9 @@ class Keys:
         delivery.lease = self.table.take(message.visible_at, lambda _: None)
         self.leases[delivery.lease.key] = delivery.lease
         made = request(self.task, delivery, retries=message.published_retries)
-        made.worker.key_leases = SimpleNamespace(add=lambda _: None, release=self.release, store_error="")
+        made.worker.key_leases = SimpleNamespace(
+            add=lambda _: None, release=self.release, store=SimpleNamespace(error="")
+        )
         made.message.renewal = lambda _eta, retries: self.copy(retries) if message.copied else None
         made.holder = holder
         if made.revoked():

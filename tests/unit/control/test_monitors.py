@@ -22,7 +22,7 @@ from celery_sqs_visibility.control.monitors import (
     LATER_LOOKS_SECONDS,
     LOOK_ATTEMPTS,
     LOOK_SECONDS,
-    MAX_TOLD,
+    MAX_ANNOUNCED,
     SPREAD,
     Monitors,
 )
@@ -81,7 +81,7 @@ def test_where_nobody_listens_a_worker_makes_no_request(worker):
 
 def test_a_worker_sends_to_all_that_it_is_told_of_and_that_it_finds(worker):
     early, new = worker.open(), worker.open()
-    worker.monitors.told([new.address, new.address, "no-address"])
+    worker.monitors.add_announced([new.address, new.address, "no-address"])
     worker.monitors.look()
     worker.publish()
     assert worker.monitors.flush(SOON)
@@ -143,7 +143,7 @@ def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(
         worker.monitors.look()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     new = worker.open()
-    worker.monitors.told([new.address])
+    worker.monitors.add_announced([new.address])
     worker.publish()
     assert worker.monitors.flush(SOON)
     assert worker.left(new) == 1
@@ -151,7 +151,7 @@ def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(
 
 def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
     new = worker.open()
-    worker.monitors.told([new.address])
+    worker.monitors.add_announced([new.address])
     worker.sqs.delete_queue(new.url)
     worker.clock.advance(60)
     worker.publish()
@@ -163,7 +163,7 @@ def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
 
 def test_a_look_forgets_a_monitor_that_is_gone_and_none_that_may_not_be_listed_yet(worker):
     gone, here = worker.open(), worker.open()
-    worker.monitors.told([gone.address, here.address])
+    worker.monitors.add_announced([gone.address, here.address])
     worker.queues.delete(gone)
     worker.monitors.look()
     assert len(worker.monitors._feeds) == 2
@@ -196,9 +196,9 @@ def test_a_client_is_not_kept_waiting_by_an_outage(client):
 
 def test_a_monitor_that_announces_itself_again_is_known_to_listen(worker):
     queue = worker.open()
-    worker.monitors.told([queue.address])
+    worker.monitors.add_announced([queue.address])
     worker.clock.advance(FORGET_SECONDS)
-    worker.monitors.told([queue.address])
+    worker.monitors.add_announced([queue.address])
     worker.queues.delete(queue)
     worker.clock.advance(FORGET_SECONDS)
     worker.monitors.look()
@@ -304,12 +304,12 @@ def test_a_worker_sends_its_events_to_the_monitor_whose_command_it_received(remo
 def test_a_process_that_listens_no_more_names_no_queue(remote, monkeypatch):
     monkeypatch.setattr(remote_control, "KEPT_SECONDS", 0)
     monitor, command = remote(), message({"method": "heartbeat"})
-    assert monitor.events.announced(command) is command
+    assert monitor.events.with_addresses(command) is command
     monitor.consume("celeryev.1", EVENTS, lambda *_: None)
-    (address,) = monitor.events.announced(command)["headers"][wire.MONITORS][EVENTS]
+    (address,) = monitor.events.with_addresses(command)["headers"][wire.MONITORS][EVENTS]
     assert monitor.queues.url_of(EVENTS, address) is not None
     monitor.cancel("celeryev.1", EVENTS)
-    wait_until(lambda: monitor.events.announced(command) is command, SOON, "its end")
+    wait_until(lambda: monitor.events.with_addresses(command) is command, SOON, "its end")
 
 
 def test_a_monitor_whose_queue_was_swept_announces_its_new_one(remote, monkeypatch):
@@ -355,5 +355,7 @@ def test_monitors_of_which_commands_told_are_few(remote):
     worker = remote(in_worker=lambda: True)
     worker.queues.create(EVENTS, "w")
     for start in range(0, 100, 10):
-        worker.events.heard({EVENTS: [f"{number:08x}-{number:012x}" for number in range(start, start + 10)]})
-    assert len(worker.events._of(EVENTS)._feeds) == MAX_TOLD
+        worker.events.add_monitors(
+            {EVENTS: [f"{number:08x}-{number:012x}" for number in range(start, start + 10)]}
+        )
+    assert len(worker.events._of(EVENTS)._feeds) == MAX_ANNOUNCED

@@ -93,8 +93,8 @@ class World:
         self.threads.pop(number)()
         assert waited == [KEPT_SECONDS]
 
-    def hand_on(self, number, queue=NODE):
-        self.control.hand_on(queue, {"n": number}, lambda: True)
+    def requeue(self, number, queue=NODE):
+        self.control.requeue(queue, {"n": number}, lambda: True)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_consumer_has_an_inbox_of_its_node_which_sweeps_commands_and_replies(w
 def test_a_consumer_that_comes_back_in_time_keeps_its_queue_and_has_what_came_meanwhile(world):
     world.consume()
     world.cancel()
-    world.hand_on(1)
+    world.requeue(1)
     assert world.got == []
     world.consume()
     world.time_is_over()
@@ -136,7 +136,7 @@ def test_a_consumer_that_stays_away_has_its_queue_deleted(world):
     assert world.inboxes[0].calls == ["start"]
     world.time_is_over()
     assert world.inboxes[0].calls == ["start", "stop"]
-    world.hand_on(1)
+    world.requeue(1)
     world.consume()
     assert (len(world.inboxes), world.got) == (2, [])
 
@@ -171,7 +171,7 @@ def test_where_no_thread_can_wait_the_queue_is_deleted_at_once(world, monkeypatc
 
 def test_a_consumer_that_nobody_knows_is_cancelled_without_a_thread(world):
     world.cancel()
-    world.hand_on(1)
+    world.requeue(1)
     assert (world.threads, world.got) == ([], [])
 
 
@@ -274,7 +274,7 @@ def test_a_monitor_with_another_queue_tells_all_to_whom_it_has_sent_commands(
     caplog.set_level("INFO")
     if listens:
         world.consume("celeryev.1", EVENTS)
-    monkeypatch.setattr(world.control.events, "announced", lambda message: message)
+    monkeypatch.setattr(world.control.events, "with_addresses", lambda message: message)
     for exchange in ("one.pidbox", "two.pidbox"):
         world.control.broadcast(exchange, {**wire.HEARTBEAT})
     sent = []

@@ -39,14 +39,10 @@ def of_all(args, kwargs):
 
 
 class FakeKeyLeases:
-    store_error = ""
-
     def __init__(self):
         self.added, self.released = [], []
         self.unanswered = []
-
-    def store_unanswered(self, error, since):
-        self.unanswered.append((error, since))
+        self.store = SimpleNamespace(error="", unanswered=lambda *told: self.unanswered.append(told))
 
     def add(self, lease):
         self.added.append(lease)
@@ -208,7 +204,7 @@ def test_a_run_that_had_no_answer_from_the_store_tells_the_main_process(make):
 
 def test_while_the_store_does_not_answer_a_message_waits_and_takes_no_process(make, caplog):
     made = make()
-    made.worker.key_leases.store_error = "no answer"
+    made.worker.key_leases.store.error = "no answer"
     state.task_reserved(made)
     assert not made.dispatch()
     assert made.settled == [Renew(COPY, {}, park=30)]
@@ -233,7 +229,7 @@ def test_what_cannot_be_copied_waits_for_the_store_the_longer_the_fewer_receives
 @pytest.mark.parametrize("options", [{"exclusive": False}, {"exclusive": lambda args, kwargs: args[0]}])
 def test_what_acquires_no_key_does_not_wait_for_the_store(make, options):
     made = make(**options)
-    made.worker.key_leases.store_error = "no answer"
+    made.worker.key_leases.store.error = "no answer"
     assert made.dispatch()
     assert made.settled == []
 

@@ -246,14 +246,6 @@ def test_a_key_lasts_as_long_as_its_message_and_longer_where_that_is_nearly_over
     assert lease.next_end(now - 50) == now + 70
 
 
-def test_a_run_that_had_no_answer_makes_the_store_known_as_silent(world, monkeypatch):
-    heard = []
-    monkeypatch.setattr(world.store, "unanswered", lambda *call: heard.append(call))
-    world.keys.store_unanswered("no answer", 5.0)
-    assert heard == [("no answer", 5.0)]
-    assert world.keys.store_error == ""
-
-
 def test_a_store_that_does_not_answer_for_each_key_is_no_store(world, monkeypatch):
     lease = world.begin()
     monkeypatch.setattr(world.store, "renew", lambda _renewals: [])

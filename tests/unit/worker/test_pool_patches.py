@@ -22,8 +22,8 @@ from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.worker import pool_patches as module
 from celery_sqs_visibility.worker.pool_patches import (
+    flush_only_unsent,
     hand_over_requests,
-    keep_what_was_sent,
     leave_runs,
     one_by_one,
     slots_of,
@@ -84,7 +84,7 @@ FATES = {
 def test_at_a_consumers_end(times, one, state, waited_for, to_send, fate):
     pool = Pool(one, closed=state == CLOSE)
     for _ in range(times):
-        keep_what_was_sent(pool)
+        flush_only_unsent(pool)
     one.settled.clear()
     pool.flush()
     assert (one in pool.processes._cache.values()) is waited_for
@@ -99,7 +99,7 @@ def test_a_run_that_is_half_sent_is_sent_to_its_end():
     pool = Pool(half_sent, job(ALIVE))
     pool.processes._active_writers.add(writer)
     pool.processes._flush_writer = lambda *args: sent.append(args)
-    keep_what_was_sent(pool)
+    flush_only_unsent(pool)
     pool.flush()
     assert sent == [(ALIVE, writer)]
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_half_sent_is_sent_to_its_end():
 def test_a_pool_that_has_nothing_to_forget_with_is_left_alone():
     pool = Pool()
     pool.flush = None  # Celery's, where there is no event loop
-    keep_what_was_sent(pool)
+    flush_only_unsent(pool)
     assert pool.flush is None
 
 
@@ -421,7 +421,7 @@ def test_a_run_that_was_acknowledged_before_is_measured_though_nobody_else_hears
 def test_what_is_not_a_request_is_forgotten_with_the_pools_jobs():
     foreign = SimpleNamespace(_write_to=None, _accept_callback=None)
     pool = Pool(foreign)
-    keep_what_was_sent(pool)
+    flush_only_unsent(pool)
     pool.flush()
     assert (pool.processes._cache, list(pool.processes.outbound_buffer)) == ({}, [])
 
