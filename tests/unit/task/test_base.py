@@ -1,11 +1,16 @@
-"""How a run ends: what the child makes of a failure and of `self.retry()`, and what is left to Celery."""
+"""How runs of a task end, by its settings and by what it calls."""
 
 from __future__ import annotations
 
+import inspect
+import types
 from datetime import UTC, datetime, timedelta
+from unittest import mock
 
+import django
 import pytest
 from celery import states
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import (
     Ignore,
     ImproperlyConfigured,
@@ -13,11 +18,16 @@ from celery.exceptions import (
     QueueNotFound,
     Reject,
     Retry,
+    SoftTimeLimitExceeded,
+    TimeLimitExceeded,
+    WorkerLostError,
 )
+from django.conf import settings
+from django.db import connections, transaction
 from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
-from celery_sqs_visibility import QueueDoesNotExistError, VisibilityTask
+from celery_sqs_visibility import ExclusiveKeyError, QueueDoesNotExistError, VisibilityTask
 from celery_sqs_visibility.task.context import LIMIT_HEADER, delivered_request
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
@@ -190,14 +200,6 @@ class TestFailures:
             raise exc
 
         assert end(predicate) == (state, exc)
-
-    def test_an_error_of_on_failure_decides_nothing_and_is_logged(self, app, caplog):
-        def on_failure(self, *_args):
-            raise KeyError("of the handler")
-
-        task = app.task(failing, shared=False, max_retries=0, on_failure=on_failure)
-        assert end(task) == (states.FAILURE, RAISED)
-        assert "on_failure of task" in caplog.text
 
 
 class TestRetry:
@@ -384,26 +386,26 @@ class TestRetryOfAClass:
         assert (state, type(error)) == (states.FAILURE, MaxRetriesExceededError)
 
 
-class TestRetryToNowhere:
-    def test_a_queue_that_is_not_defined_fails_the_task_at_once(self, app):
-        app.conf.task_create_missing_queues = False
-        task = make_retrying(app, {"queue": "nosuch"})
-        state, error = end(task)
-        assert (state, type(error)) == (states.FAILURE, QueueNotFound)
-
-    def test_a_queue_that_sqs_does_not_have_fails_the_task_at_once(self, app, monkeypatch):
+class TestRetryToAMissingQueue:
+    @pytest.fixture
+    def missing(self, app, monkeypatch):
         def send_task(*_, **__):
             raise QueueDoesNotExistError("no such queue")
 
         monkeypatch.setattr(app, "send_task", send_task)
+
+    def test_a_queue_that_celery_does_not_know_fails_the_task(self, app):
+        app.conf.task_create_missing_queues = False
+        state, error = end(make_retrying(app, {"queue": "nosuch"}))
+        assert (state, type(error)) == (states.FAILURE, QueueNotFound)
+
+    @pytest.mark.usefixtures("missing")
+    def test_a_queue_that_sqs_does_not_have_fails_the_task(self, app):
         state, error = end(make_retrying(app, {"queue": "nosuch"}))
         assert (state, type(error)) == (states.FAILURE, QueueDoesNotExistError)
 
-    def test_its_own_queue_that_cannot_be_found_just_now_has_it_come_back(self, app, monkeypatch):
-        def send_task(*_, **__):
-            raise QueueDoesNotExistError("no such queue")
-
-        monkeypatch.setattr(app, "send_task", send_task)
+    @pytest.mark.usefixtures("missing")
+    def test_its_own_queue_that_is_missing_makes_the_message_come_back(self, app):
         assert hidden_for(make_retrying(app, {"args": (1,), "countdown": 5})) == 5
 
 
@@ -412,3 +414,197 @@ def test_a_task_that_no_app_has_bound_runs_for_no_message():
         name = "unbound"
 
     assert delivered_request(Unbound()) is None
+
+
+BUILT_IN = [
+    "celery.accumulate",
+    "celery.backend_cleanup",
+    "celery.chain",
+    "celery.chord",
+    "celery.chord_unlock",
+    "celery.chunks",
+    "celery.group",
+    "celery.map",
+    "celery.starmap",
+]
+
+
+def failing_itself(self):
+    failing()
+
+
+def add(one, other):
+    return one + other
+
+
+def add_itself(self, one, other):
+    return one + other
+
+
+def comes_back(task, **request):
+    state, retry = end(task, **request)
+    return (state, type(retry)) == (states.RETRY, VisibilityRetry)
+
+
+@pytest.mark.parametrize("name", ["*", "failing"])
+def test_on_failure_of_annotations_is_called_and_its_error_decides_nothing(app, name):
+    called = []
+
+    def on_failure(task, exc, *_):
+        called.append((task.name, str(exc)))
+        raise KeyError("a handler's own")
+
+    app.conf.task_annotations = {name: {"on_failure": on_failure}}
+    task = app.task(shared=False, name="failing", max_retries=0)(failing)
+    state, error = end(task)
+    assert (state, str(error)) == (states.FAILURE, "no")
+    assert called == [("failing", "no")]
+
+
+def test_an_annotation_around_run_is_run_and_its_failures_come_back(app):
+    def around(run):
+        def inside(self):
+            called.append("around")
+            return run(self)
+
+        return inside
+
+    called = []
+    app.conf.task_annotations = {"failing": {"@run": around}}
+    task = app.task(shared=False, name="failing", bind=True)(failing_itself)
+    assert comes_back(task)
+    assert called == ["around"]
+
+
+def test_retry_kwargs_of_annotations_count(app):
+    app.conf.task_annotations = {"failing": {"retry_kwargs": {"max_retries": 1}}}
+    task = app.task(shared=False, name="failing")(failing)
+    assert comes_back(task, retries=0)
+    assert end(task, retries=1)[0] == states.FAILURE
+
+
+def test_a_task_that_is_exclusive_by_annotation_fails_without_a_key(app):
+    app.conf.task_annotations = {"exclusive": {"exclusive": True, "max_retries": 0}}
+    task = app.task(shared=False, name="exclusive")(failing)
+    ownership = {"key": "", "owner": "", "error": "no key can be made"}
+    state, error = end(task, visibility_exclusive=ownership)
+    assert (state, type(error), str(error)) == (states.FAILURE, ExclusiveKeyError, "no key can be made")
+
+
+@pytest.mark.parametrize(("body", "bind"), [(add, False), (add_itself, True)])
+def test_run_can_be_patched_in_the_class(app, body, bind):
+    app.task(shared=False, name="adding", bind=bind)(body)
+    task = app.tasks["adding"]
+    assert task(1, 2) == 3
+    with mock.patch.object(type(task), "run", return_value="patched"):
+        assert task(1, 2) == task.apply((1, 2)).get() == "patched"
+    assert task(1, 2) == 3
+    assert hasattr(task.run, "__func__") == bind
+
+
+def test_a_subclass_that_calls_the_run_above_it_handles_its_errors(app):
+    class Above(VisibilityTask):
+        name = "above"
+
+        def run(self):
+            failing()
+
+    class Below(Above):
+        name = "below"
+
+        def run(self):
+            try:
+                super().run()
+            except ValueError:
+                return "handled"
+
+    above, below = app.register_task(Above()), app.register_task(Below())
+    assert comes_back(above)
+    assert end(below) == (states.SUCCESS, None)
+
+
+def test_of_a_registered_class_with_autoretry_the_delay_is_ours(app):
+    class Retried(VisibilityTask):
+        name = "retried"
+        autoretry_for = (ValueError,)
+        retry_kwargs = types.MappingProxyType({"max_retries": 1})
+        error_visibility_timeout = 7
+
+        def run(self):
+            failing()
+
+    task = app.register_task(Retried())
+    state, retry = end(task)
+    assert (state, type(retry), retry.delay) == (states.RETRY, VisibilityRetry, 7)
+    assert end(task, retries=1)[0] == states.FAILURE
+
+
+def test_a_class_that_is_bound_again_is_wrapped_once(app):
+    task = app.task(shared=False, name="failing")(failing)
+    task.bind(app)
+    before = task.run
+    app.finalize()
+    task.bind(app)
+    assert task.run is before
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_celerys_own_tasks_fail_as_celerys_do_but_for_a_lost_child(app, name):
+    task = app.tasks[name]
+    assert isinstance(task, VisibilityTask)
+    assert not any(map(task.comes_back, (ValueError(), SoftTimeLimitExceeded(), TimeLimitExceeded())))
+    assert task.comes_back(WorkerLostError())
+
+
+def test_a_map_runs_each_item_as_often_as_celerys(app):
+    items = []
+
+    @app.task(shared=False, max_retries=0)
+    def picky(item):
+        items.append(item)
+        if item == 2:
+            raise ValueError(item)
+
+    signature = picky.map([1, 2, 3])
+    info = trace(app.tasks["celery.map"], (dict(signature["kwargs"]["task"]), [1, 2, 3])).info
+    assert (info.state, items) == (states.FAILURE, [1, 2])
+
+
+# At once: settings that are not configured raise at whoever looks at them, as pytest-celery does.
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+
+
+@pytest.fixture(scope="module")
+def database():
+    django.setup()
+    yield
+    connections.close_all()
+
+
+@pytest.mark.parametrize("method", ["delay_on_commit", "apply_async_on_commit"])
+def test_both_methods_are_those_of_celerys_class(method):
+    ours, theirs = (inspect.getsource(getattr(cls, method)) for cls in (VisibilityTask, DjangoTask))
+    assert method.removesuffix("_on_commit") in ours
+    assert "transaction.on_commit(functools.partial(self." in theirs
+
+
+@pytest.mark.parametrize(("commits", "published"), [(True, ["delay", "apply_async"]), (False, [])])
+def test_a_task_is_published_only_if_the_transaction_commits(database, commits, published):
+    calls = []
+
+    class Recorded(VisibilityTask):
+        def delay(self, *args):
+            calls.append("delay")
+
+        def apply_async(self, **options):
+            calls.append("apply_async")
+
+        def run(self): ...
+
+    task = Recorded()
+    with transaction.atomic():
+        task.delay_on_commit("a")
+        task.apply_async_on_commit(countdown=1)
+        assert not calls
+        transaction.set_rollback(not commits)
+    assert calls == published

@@ -1,4 +1,4 @@
-"""A setting of ours that nobody would read is refused; a worker on another broker says so."""
+"""Settings of tasks, and options in Django's checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from celery import Celery, Task
 from celery.exceptions import ImproperlyConfigured
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.task.settings import refuse_on_other_tasks, warn_of_another_broker
+from celery_sqs_visibility.task.settings import check_app, refuse_on_other_tasks, warn_of_another_broker
 
 
 def run():
@@ -131,3 +131,40 @@ def test_a_worker_on_another_broker_says_that_tasks_of_ours_are_plain_there(brok
         assert "'work'" in message
         assert "'memory'" in message
         assert "set broker_transport = 'celery_sqs_visibility'" in message
+
+
+@pytest.fixture
+def django_app():
+    with Celery("shop", task_cls=VisibilityTask, set_as_current=False) as app:
+        app.conf.broker_transport = "celery_sqs_visibility"
+        yield app
+
+
+def found(app):
+    return [error.msg for error in check_app(app)]
+
+
+def test_good_options_are_no_error(django_app):
+    django_app.conf.broker_transport_options = {"visibility_timeout": 30}
+    django_app.task(name="good", shared=False, error_visibility_timeout=[1, 2])(run)
+    assert found(django_app) == []
+
+
+def test_each_wrong_option_is_an_error(django_app):
+    django_app.conf.broker_transport_options = {"visibility_timeut": 30, "wait_time_seconds": 21}
+    first, second = found(django_app)
+    assert "did you mean 'visibility_timeout'?" in first
+    assert "expected wait_time_seconds to be between 0 and 20 seconds" in second
+
+
+def test_a_wrong_setting_of_a_task_is_an_error(django_app):
+    django_app.task(name="bad", shared=False, error_visibility_timout=30)(run)
+    (error,) = found(django_app)
+    assert error.startswith("task 'bad': there is no setting 'error_visibility_timout'")
+
+
+@pytest.mark.parametrize("url", ["sqs://", "memory://"])
+def test_other_transports_options_are_not_looked_at(django_app, url):
+    options = {"visibility_timeut": 30}
+    django_app.conf.update(broker_transport=None, broker_url=url, broker_transport_options=options)
+    assert found(django_app) == []

@@ -1,18 +1,25 @@
-"""A message is not deleted for a successor that `apply_async` of a user's base class did not publish."""
+"""Messages in place of a run's own: continuations, and whether a successor was published."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from inspect import signature
 
 import pytest
 from celery import group, states
 from celery.exceptions import Ignore, Retry
-from celery.signals import after_task_publish
+from celery.signals import after_task_publish, before_task_publish
+from hypothesis import given
+from hypothesis import strategies as st
+from kombu import Queue
+from kombu.common import Broadcast
+from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import PublishError, VisibilityTask
-from celery_sqs_visibility.task.successors import Continuation
+from celery_sqs_visibility.task.context import LIMIT_HEADER
+from celery_sqs_visibility.task.successors import Continuation, changed_arguments
 from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 TROUBLE = ValueError("no")
@@ -91,7 +98,7 @@ def make(app):
     return make
 
 
-def end(task, **request):
+def end_of(task, **request):
     info = trace(task, **request).info
     return (info.state, info.retval)
 
@@ -99,7 +106,7 @@ def end(task, **request):
 @pytest.mark.parametrize("base", [Singleton, AfterCommit])
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_run_whose_successor_was_not_published_comes_back_by_its_own_message(make, left, base, way):
-    state, retry = end(make(base, way))
+    state, retry = end_of(make(base, way))
     assert (left, state, type(retry)) == ([], states.RETRY, VisibilityRetry)
     assert retry.delay in (7, 60)
 
@@ -111,14 +118,14 @@ def test_a_run_whose_successor_was_not_published_comes_back_by_its_own_message(m
 def test_one_whose_successor_has_left_is_over(app, make, left, base, way, root, protocol):
     app.conf.task_protocol = protocol
     left.clear()
-    state, ended = end(make(base, way), root_id=root)
+    state, ended = end_of(make(base, way), root_id=root)
     assert (state, type(ended)) in [
         (states.RETRY, Retry), (states.RETRY, Continuation), (states.IGNORED, Ignore),
     ]  # fmt: skip
 
 
 def test_a_message_of_another_task_is_none_of_it(make, left):
-    state, retry = end(make(Renaming, WAYS["other arguments"]), id="a")
+    state, retry = end_of(make(Renaming, WAYS["other arguments"]), id="a")
     assert (left, state, type(retry)) == (["another"], states.RETRY, VisibilityRetry)
 
 
@@ -128,7 +135,7 @@ def test_a_successor_that_leaves_before_the_run_is_over_has_left(make, left):
         task.commit()
         raise retry
 
-    state, ended = end(make(AfterCommit, retry_and_commit), id="a")
+    state, ended = end_of(make(AfterCommit, retry_and_commit), id="a")
     assert (left, state, type(ended)) == (["a"], states.RETRY, Retry)
 
 
@@ -136,7 +143,7 @@ def test_so_it_is_with_the_retry_of_an_error_by_retry_kwargs(make, left):
     def fail(_task):
         raise TROUBLE
 
-    state, retry = end(make(Singleton, fail, retry_kwargs={"queue": "other", "countdown": 7}))
+    state, retry = end_of(make(Singleton, fail, retry_kwargs={"queue": "other", "countdown": 7}))
     assert (left, state, type(retry), retry.exc, retry.delay) == (
         [], states.RETRY, VisibilityRetry, TROUBLE, 7,
     )  # fmt: skip
@@ -149,7 +156,7 @@ def test_so_it_is_with_the_retry_of_an_error_by_retry_kwargs(make, left):
     ids=["no attempts left", "no receives left"],
 )
 def test_at_the_last_attempt_it_has_failed(make, way, request_):
-    state, error = end(make(Singleton, WAYS[way], max_retries=3), **request_)
+    state, error = end_of(make(Singleton, WAYS[way], max_retries=3), **request_)
     assert state == states.FAILURE
     if way == "continue_later()" or "sqs" in request_:
         assert isinstance(error, PublishError)
@@ -176,4 +183,188 @@ def test_it_is_said_once_a_task_with_what_to_do(make, caplog):
 
 def test_of_an_app_that_runs_all_tasks_eagerly_nothing_is_awaited(app, make):
     app.conf.task_always_eager = True
-    assert type(end(make(Singleton, WAYS["other arguments"]))[1]) is Retry
+    assert type(end_of(make(Singleton, WAYS["other arguments"]))[1]) is Retry
+
+
+LINKED = [{"task": "next", "args": [], "kwargs": {}, "options": {}}]
+FOLLOWS = {"callbacks": LINKED, "errbacks": LINKED, "chain": LINKED, "chord": {"task": "body"}}
+FAMILY = {"root_id": "root", "parent_id": "parent", "group": "group", "group_index": 7}
+DOWN = OperationalError("SQS is down")
+
+
+@pytest.fixture
+def published(app, monkeypatch):
+    """What the app has published: (task, args, kwargs, options)."""
+    sent, publish = [], app.send_task
+
+    def send_task(name, args=None, kwargs=None, **options):
+        sent.append((name, args, kwargs, options))
+        return publish(name, args, kwargs, **options)
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    return sent
+
+
+@pytest.fixture
+def sent_to(app):
+    """Where the app would have sent what it publishes: (exchange, routing key, names of declared queues)."""
+    seen = []
+
+    def note(exchange, routing_key, declare, **_):
+        seen.append((exchange, routing_key, [queue.name for queue in declare or ()]))
+
+    before_task_publish.connect(note)
+    yield seen
+    before_task_publish.disconnect(note)
+
+
+@pytest.fixture
+def make_parts(app):
+    """`make_parts(start=20)`: a task that is continued with these arguments as long as `start` is 0."""
+
+    def make_parts(inside_handler=None, **changes):
+        @app.task(
+            shared=False, bind=True, name="parts", error_visibility_timeout=60, autoretry_for=(OSError,)
+        )
+        def parts(self, start=0):
+            if start:
+                return start
+            if inside_handler is None:
+                self.visibility.continue_later(**changes)
+            try:
+                raise inside_handler
+            except type(inside_handler):
+                self.visibility.continue_later(**changes)
+
+        return parts
+
+    return make_parts
+
+
+@pytest.mark.parametrize(("args", "sent"), [((), ((), {"start": 20})), ((0,), ((20,), {}))])
+def test_the_same_task_is_published_with_the_arguments_changed_and_attempts_anew(
+    make_parts, published, args, sent
+):
+    info = trace(make_parts(start=20), args, id="a", retries=2).info
+    assert (info.state, type(info.retval)) == (states.RETRY, Continuation)
+    ((name, *given, options),) = published
+    assert (name, tuple(given), options["task_id"], options["retries"]) == ("parts", sent, "a", 0)
+
+
+def test_what_is_to_follow_the_task_and_its_limits_go_along(make_parts, published):
+    request = {
+        "timelimit": [90, 60],
+        "expires": "2030-01-01T00:00:00+00:00",
+        "headers": {"tenant": "t", LIMIT_HEADER: 9},
+        "delivery_info": {"exchange": "", "routing_key": "imports", "priority": 3},
+        "sqs": sqs_facts(queue="imports"),
+        "properties": {"MessageGroupId": "g"},
+        "ignore_result": True,
+    }
+    trace(make_parts(start=20), **request, **FOLLOWS, **FAMILY)
+    options = published[0][3]
+    wanted = {"link": LINKED, "link_error": LINKED, "chain": LINKED, "chord": {"task": "body"}}
+    wanted |= {"root_id": "root", "parent_id": "parent", "group_id": "group", "group_index": 7}
+    wanted |= {"time_limit": 90, "soft_time_limit": 60, "expires": request["expires"]}
+    wanted |= {"routing_key": "imports", "priority": 3, "MessageGroupId": "g", "ignore_result": True}
+    assert {name: options.get(name) for name in wanted} == wanted
+    assert options["headers"] == {"tenant": "t"}, "a limit for the attempts so far is not for those to come"
+
+
+def came_from(exchange, routing_key):
+    """A request of a message in a worker's `Broadcast` queue."""
+    info = {"exchange": exchange, "routing_key": routing_key}
+    return {"delivery_info": info, "sqs": sqs_facts(queue="bcast.1")}
+
+
+@pytest.mark.parametrize("came_by", [("news", ""), ("", "bcast.1")], ids=["the topic", "its own queue"])
+@pytest.mark.parametrize("route", [None, {"queue": "news"}, {"exchange": "news", "routing_key": "x"}])
+def test_a_broadcast_goes_on_in_the_queue_that_it_came_from_whatever_the_route(
+    app, make_parts, sent_to, route, came_by
+):
+    app.conf.task_queues = [Queue("celery"), Broadcast("news", queue="bcast.1")]
+    app.conf.task_routes = {"parts": route} if route else {}
+    trace(make_parts(start=20), **came_from(*came_by))
+    assert sent_to == [("", "bcast.1", [])]
+
+
+@pytest.mark.parametrize(
+    ("options", "goes_to"),
+    [({}, ("", "bcast.1", [])), ({"queue": "celery"}, ("", "celery", ["celery"]))],
+)
+def test_a_published_retry_of_a_broadcast_stays_in_its_queue_unless_it_names_one(
+    app, sent_to, options, goes_to
+):
+    @app.task(shared=False, bind=True, name="parts")
+    def parts(self):
+        self.retry(args=(), **options)
+
+    trace(parts, **came_from("news", ""))
+    assert sent_to == [goes_to]
+
+
+@pytest.mark.parametrize(
+    ("retries", "state"), [(0, states.RETRY), (3, states.FAILURE)], ids=["attempts left", "the last attempt"]
+)
+def test_what_cannot_be_sent_is_a_failure_that_comes_back(make_parts, app, monkeypatch, retries, state):
+    def fail(*_args, **_options):
+        raise DOWN
+
+    monkeypatch.setattr(app, "send_task", fail)
+    info = trace(make_parts(start=20), retries=retries).info
+    assert info.state == state
+    if state == states.RETRY:
+        assert (type(info.retval), info.retval.delay) == (VisibilityRetry, 60)
+    else:
+        assert info.retval is DOWN
+
+
+def test_it_is_no_failed_attempt_in_the_log_not_even_within_a_handler(make_parts, published, caplog):
+    caplog.set_level("INFO")
+    trace(make_parts(inside_handler=TimeoutError("slow"), start=20))
+    assert "failed at attempt" not in caplog.text
+    assert "followed by another" in caplog.text
+    assert len(published) == 1
+
+
+def test_off_sqs_it_is_published_likewise(make_parts, published):
+    info = trace(make_parts(start=20), sqs=None).info
+    assert (info.state, type(info.retval)) == (states.RETRY, Continuation)
+    assert len(published) == 1
+
+
+def test_eagerly_it_goes_on_at_once_and_called_directly_it_raises(make_parts, published):
+    task = make_parts(start=20)
+    assert task.apply().get() == 20
+    with pytest.raises(Retry, match="called directly"):
+        task()
+    assert published == []
+
+
+NAMES = ("bucket", "start", "size")
+VALUES = st.integers()
+
+
+def import_objects(bucket, start=0, *, size=1):
+    return {"bucket": bucket, "start": start, "size": size}
+
+
+@given(st.tuples(VALUES, VALUES, VALUES), st.integers(0, 2), st.dictionaries(st.sampled_from(NAMES), VALUES))
+def test_what_is_changed_is_changed_whether_it_was_positional_or_not(values, positional, changes):
+    args, kwargs = values[:positional], dict(zip(NAMES[positional:], values[positional:], strict=True))
+    changed_args, changed = changed_arguments(signature(import_objects), args, kwargs, changes)
+    assert import_objects(*changed_args, **changed) == dict(zip(NAMES, values, strict=True)) | changes
+    assert len(changed_args) == positional
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda *items, **more: (items, more), ((1, 2), {"items": 3})),
+        (lambda items, /, *rest, **more: (items, rest, more), (1, (2,), {"items": 3})),
+    ],
+    ids=["a variable number", "positional only"],
+)
+def test_what_cannot_be_meant_by_a_name_stays(function, expected):
+    args, kwargs = changed_arguments(signature(function), (1, 2), {}, {"items": 3})
+    assert function(*args, **kwargs) == expected
