@@ -49,7 +49,7 @@ OTHER_TESTS = {
     ],
     "stores": ["tests/conformance/test_exclusive_store.py"],
     "control": ["tests/unit/transport/test_control_exchanges.py"],
-    "delivery": ["tests/unit/test_publish.py", "tests/unit/transport/test_publish_retries.py"],
+    "delivery": ["tests/unit/test_publish.py", "tests/unit/transport/test_transport.py"],
 }
 SEED = 23
 KILLED = {"killed", "timeout", "segfault", "suspicious"}

@@ -63,10 +63,10 @@ SHUT_DOWN: Final = (
     "the batch is given back"
 )
 
-#: Source of the records of an SQS event source mapping.
+#: The `eventSource` of SQS's records.
 SOURCE: Final = "aws:sqs"
 
-#: A member of a record, and the parameter of ReceiveMessage's answer that it is.
+#: Members of a record, and their names in ReceiveMessage's answer.
 MEMBERS: Final = {
     "messageId": "MessageId",
     "receiptHandle": "ReceiptHandle",
@@ -75,7 +75,7 @@ MEMBERS: Final = {
     "attributes": "Attributes",
 }
 
-#: What the function answers: the messages that Lambda must not delete.
+#: The function's answer: the messages that Lambda must not delete.
 Answer = dict[str, list[dict[str, str]]]
 
 
@@ -90,10 +90,10 @@ def lambda_handler(
     Args:
         app: its broker transport is this package's.
         clock: for tests.
-        sleep: likewise.
+        sleep: for tests.
 
     Raises:
-        ImproperlyConfigured: a setting of the app or of a task is wrong, or its broker transport another.
+        ImproperlyConfigured: a setting of the app or of a task is wrong, or its broker transport is another.
         OptionError: a transport option is wrong.
     """
     app.loader.import_default_modules()
@@ -113,7 +113,7 @@ def lambda_handler(
 
 
 class Function:
-    """A Lambda function, called once an invocation. Its process does one after the other."""
+    """A Lambda function, called for each invocation, one at a time in a process."""
 
     def __init__(
         self, app: Celery[Any], context: BrokerContext, clock: Clock, sleep: Callable[[float], object]
@@ -151,7 +151,7 @@ class Function:
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
     def _decoded(self, records: list[dict[str, Any]], until: float) -> list[Any]:
-        """The deliveries with their content and messages, in the order of their runs.
+        """The deliveries with content and message, in the order in which they run.
 
         A run's lease ends with the invocation.
         """
@@ -168,14 +168,14 @@ class Function:
         return sorted(arrived, key=lambda each: getattr(each[1], "eta", None) or 0.0)
 
     def _warn_of_groups(self, queue: Queue, deliveries: list[Delivery]) -> None:
-        """Warn once that a failure costs each message behind it an attempt: SQS counts a receive."""
+        """Warn once that a failure costs each later message of its group an attempt: SQS counts a receive."""
         most = max(Counter(delivery.facts.group for delivery in deliveries).values(), default=0)
         if most > 1 and not self._warned_of_groups:
             self._warned_of_groups = True
             logger.warning(SEVERAL_OF_A_GROUP, most, queue.name)
 
     def _run_all(self, arrived: list[Any], until: float) -> None:
-        """Run messages until then; give back the others, and those behind a failure in FIFO groups."""
+        """Run messages until then; give back the others, and those after a failure in FIFO groups."""
         longest, left, stopped = 0.0, [], set()
         for delivery, content, message in arrived:
             began = self._clock.monotonic()
@@ -261,7 +261,7 @@ def records_of(event: Any) -> list[dict[str, Any]]:
 
 
 def message_of(record: Mapping[str, Any]) -> ReceivedMessage:
-    """The record in the form of ReceiveMessage's answer."""
+    """The record as a message of ReceiveMessage's answer."""
     message: dict[str, Any] = {theirs: record[name] for name, theirs in MEMBERS.items() if name in record}
     attributes = record.get("messageAttributes") or {}
     message["MessageAttributes"] = {name: _attribute(value) for name, value in attributes.items()}

@@ -1,4 +1,4 @@
-"""Holder of an invocation's messages, which makes each request at once, in the time that is left."""
+"""Holder of an invocation's messages. Makes each request at once, within the time that is left."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ NOT_HIDDEN: Final = (
     "when the queue's own visibility timeout is over: %s"
 )
 
-#: Longest wait for an ETA within an invocation: Lambda bills it. A publisher's delay, or a wait in SQS, ends
-#: up to a second before the ETA. Of Lambda's default timeout, 3 s, the rest remains for the run.
-HOLD_SECONDS: Final = 2
+#: Bound of the wait for an ETA within an invocation, which Lambda bills. A delay of a publisher, or a wait in
+#: SQS, ends up to a second before the ETA. Of Lambda's default timeout, 3 s, the rest remains for the run.
+MAX_ETA_WAIT_SECONDS: Final = 2
 
-#: So long before Lambda's timeout nothing new is begun, since the function has to answer.
+#: Nothing new begins in this time before Lambda's timeout: the function has to answer.
 ANSWER_SECONDS: Final = 1.0
 
-#: So long before that no further copy is begun: one request must end, and one must send the other records.
+#: No further copy begins in this time before that: one request must end, and one sends the other records.
 COPY_SECONDS: Final = 1.5
 
-#: So long before Lambda's timeout no request is waited for any more: the answer must reach Lambda.
+#: Requests are not awaited in this time before Lambda's timeout: the answer must reach Lambda.
 REPORT_SECONDS: Final = 0.3
 
 #: Between two checks of the remaining time, while copies are sent.
@@ -89,7 +89,7 @@ class InvocationHolder(DeliveryHolder):
         self.dead_letters.worker_name = context.worker_name
         self.give_leases(leases)
         self.parking = Parking(
-            context.redrive, options.for_queue, clock, self._permissions, held=HOLD_SECONDS, lead=0
+            context.redrive, options.for_queue, clock, self._permissions, held=MAX_ETA_WAIT_SECONDS, lead=0
         )
 
     def begin(self, until: float) -> None:
@@ -99,7 +99,7 @@ class InvocationHolder(DeliveryHolder):
         self.done.clear()
 
     def hold(self, deliveries: Sequence[Delivery], until: float) -> set[Delivery]:
-        """Hold them until that monotonic instant, when the invocation ends; those that are to be run."""
+        """Hold them until the invocation ends at that monotonic instant. Returns those that are to run."""
         for delivery in deliveries:
             delivery.deadline = until
         new = set()
@@ -116,10 +116,10 @@ class InvocationHolder(DeliveryHolder):
         return settled
 
     def extend(self, delivery: Delivery, until: float) -> None:
-        """See `core.delivery.Holder`. The run still ends when the invocation does, so the deadline stays.
+        """Hide the message until then. The run still ends with the invocation, so the deadline stays.
 
         Raises:
-            TimeoutError: SQS did not do it. It reaches `Visibility.extend`, which called this.
+            TimeoutError: SQS did not do it. `Visibility.extend`, which called this, raises it.
         """
         seconds, ends = math.ceil(until - self._clock.monotonic()), delivery.deadline
         super().extend(delivery, until)
@@ -132,7 +132,7 @@ class InvocationHolder(DeliveryHolder):
             raise TimeoutError(f"SQS has not confirmed that the message is hidden for {seconds} s: {why}")
 
     def release(self, deliveries: Sequence[Delivery]) -> None:
-        """Make messages that were not run visible at once, as long as there is time."""
+        """Make messages that did not run visible at once, if there is time."""
         for delivery in deliveries:
             super().settle(delivery, RELEASE)
         self._work_off()
@@ -144,7 +144,7 @@ class InvocationHolder(DeliveryHolder):
             self._inline.work_off()
 
     def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
-        """See `DeliveryHolder`. Lambda deletes what is done; what lapses comes back at the queue's time."""
+        """Lambda deletes what is done; what lapses comes back after the queue's visibility timeout."""
         if isinstance(settlement, Delete):
             self.done.add(delivery.facts.message_id)
         if isinstance(settlement, (Delete, Lapse)):
@@ -163,7 +163,7 @@ class InvocationHolder(DeliveryHolder):
             logger.warning(NOT_HIDDEN, delivery.queue.name, error)
 
     def in_time(self, request: Callable[[], T], reserve: float = REPORT_SECONDS) -> T:
-        """Make a request on a thread, which is left alone if it has no answer that long before the timeout.
+        """Make a request on a thread, and abandon it `reserve` seconds before the timeout.
 
         Raises:
             UnavailableError: there was no time; SQS may have got the request, or may get it yet.

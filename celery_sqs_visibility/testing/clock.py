@@ -43,7 +43,7 @@ class TurnedClock:
 
 
 def is_turned() -> bool:
-    """Whether the package reads a turned clock in place of the machine's."""
+    """Returns whether the package reads a turned clock instead of the machine's."""
     return SystemClock.monotonic is not machine_time
 
 

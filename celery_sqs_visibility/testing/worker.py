@@ -170,16 +170,16 @@ class Worker(DeliveryHolder):
         return 0.0
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
-        """Nothing: it takes one message at a time."""
+        """Do nothing: it takes one message at a time."""
 
     def resume(self, delivery: Delivery) -> None:
-        """Nothing: it takes one message at a time."""
+        """Do nothing: it takes one message at a time."""
 
     def free(self, delivery: Delivery) -> None:
-        """Nothing: it takes one message at a time, and has no threads."""
+        """Do nothing: it takes one message at a time, and has no threads."""
 
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
-        """Nothing: the world polls."""
+        """Do nothing: the world polls."""
 
     def take_back(self, delivery: Delivery, renew: Renew) -> bool:  # noqa: ARG002
         """The queue refuses the copy of a message that waits: it is hidden instead."""

@@ -25,7 +25,7 @@ class S3Object(NamedTuple):
 
 
 def s3_object(record: dict[str, Any]) -> S3Object:
-    """The object of an S3 notification's record, or of an S3 event of EventBridge, its key as S3 has it.
+    """The object of an S3 notification's record, or of an S3 event of EventBridge, with its key in S3.
 
     The key is URL-encoded in a notification and plain in EventBridge.
     """
@@ -38,7 +38,7 @@ def s3_object(record: dict[str, Any]) -> S3Object:
 
 
 def describe_aws_event(body: Any) -> str | None:
-    """Name the kind of AWS event that a parsed body is, for a log line; `None` if it is none."""
+    """Name the kind of AWS event in a parsed body, for a log line; `None` for anything else."""
     if not isinstance(body, dict):
         return None
     if is_sns(body):
@@ -55,17 +55,17 @@ def describe_aws_event(body: Any) -> str | None:
 
 
 def is_sns(body: dict[str, Any]) -> bool:
-    """Whether it is a message of SNS without raw delivery."""
+    """Returns whether it is a message of SNS without raw delivery."""
     return body.get("Type") in (SNS_NOTIFICATION, *SNS_CONFIRMATIONS) and "TopicArn" in body
 
 
 def is_s3_test(body: dict[str, Any]) -> bool:
-    """Whether it is the message that S3 sends when notifications are configured: it is about no object."""
+    """Returns whether it is the message that S3 sends when notifications are configured, about no object."""
     return body.get("Service") == "Amazon S3" and body.get("Event") == "s3:TestEvent"
 
 
 def contents(body: Any) -> list[dict[str, Any]]:
-    """The parsed body, after the JSON object that an SNS notification carries; nothing if it is no object."""
+    """The JSON object in an SNS notification, if any, then the parsed body, if it is an object."""
     if not isinstance(body, dict):
         return []
     if not is_sns(body) or body["Type"] != SNS_NOTIFICATION:
@@ -79,7 +79,7 @@ def contents(body: Any) -> list[dict[str, Any]]:
 
 
 def events_of(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The events of one of `contents()`: names, as `sqs_event` has them, and records; none if it is none."""
+    """The events in one of `contents()`: their names, as in `sqs_event`, and records; empty without any."""
     if is_sns(body):
         if body["Type"] != SNS_NOTIFICATION:
             return []
@@ -94,7 +94,7 @@ def _is_from_eventbridge(body: dict[str, Any]) -> bool:
 
 
 def _records(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The records of S3, and of services that write them alike; none if one of them is no such record."""
+    """Records in S3's format, which other services use, too; empty if one has another format."""
     records = body.get("Records")
     named = [(_name(record), record) for record in records] if isinstance(records, list) else []
     return [(name, record) for name, record in named if name] if all(name for name, _ in named) else []

@@ -1,4 +1,4 @@
-"""Messages that `basic_get` fetched. No thread extends them: SQS hides each for one visibility timeout."""
+"""Messages that `basic_get` fetched. They are not extended: SQS hides each for one visibility timeout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchedMessage:
-    """A message of that queue, hidden until the monotonic instant `deadline`; the payload may be in S3."""
+    """A message of the queue, hidden until the monotonic instant `deadline`. Its payload may be in S3."""
 
     queue: Queue
     deadline: float
@@ -36,7 +36,7 @@ class FetchedMessages:
     """Receipt handles of one channel, until they are settled or visible again. Any thread.
 
     `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
-    They raise the `SQSError` with which SQS did not do it. `payloads` is the bucket of large messages.
+    They raise the `SQSError` of a failed request. `payloads` is the bucket of large messages.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class FetchedMessages:
     def with_payload(
         self, message: ReceivedMessage, queue: Queue, called: float
     ) -> tuple[PayloadPointer | None, ReceivedMessage]:
-        """The pointer to a payload in S3, if any, and the message with its payload. The calling thread waits.
+        """Fetch the payload from S3, if it is there. Returns the pointer, if any, and the message. Blocks.
 
         Raises:
             UnreadableError: there is no such payload.
-            SQSError: S3 does not give it while the message is hidden.
+            SQSError: S3 does not return it while the message is hidden.
         """
         readable = self._payloads.readable if self._payloads else NO_PAYLOADS
         pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), readable)
@@ -89,8 +89,8 @@ class FetchedMessages:
     def reject(self, handle: str, redrive: RedriveBook, *, requeue: bool) -> bool:
         """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
 
-        Given up, it is left to the redrive policy; where there is none, it is deleted, or hidden for an hour
-        with `when_exhausted="keep"`, after which another `basic_get` may fetch it.
+        A message that is given up is left to the redrive policy. Without one it is deleted or, with
+        `when_exhausted="keep"`, hidden for an hour, after which another `basic_get` may fetch it.
         """
         if (message := self._take(handle)) is None:
             return False
@@ -109,7 +109,7 @@ class FetchedMessages:
         return True
 
     def release_all(self) -> None:
-        """Make messages visible again that nobody settled. Errors are logged."""
+        """Make unsettled messages visible again. Errors are logged."""
         with self._lock:
             self._forget_lapsed()
             left, self._fetched = self._fetched, {}
@@ -133,7 +133,7 @@ class FetchedMessages:
         if pointer is None or payloads is None or not payloads.owns(pointer.key):
             return
         if message.deadline <= self._clock.monotonic():
-            return  # the message may be there still
+            return  # the message may still exist
         try:
             _raise_failure(payloads.objects.delete([pointer.key]))
         except SQSError as error:

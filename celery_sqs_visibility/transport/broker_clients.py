@@ -43,9 +43,9 @@ def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
 
 
 def shared_sqs(settings: ClientSettings) -> BotoSQS:
-    """This process's `SQS` for those settings: kombu's many Connections share its connection pools.
+    """The `SQS` of this process for these settings: kombu's many Connections share its connection pools.
 
-    It lives as long as a caller keeps it. Any thread. A forked child gets its own.
+    It lives as long as a caller keeps it. Any thread. A forked child has its own.
     """
     key = os.getpid(), settings
     with _lock:
@@ -58,7 +58,7 @@ def shared_sqs(settings: ClientSettings) -> BotoSQS:
 def queues_of(settings: ClientSettings, options: Options) -> Queues:
     """The queues by name. No request."""
 
-    @cache  # which keeps it
+    @cache  # keeps the `SQS`
     def sqs_for(predefined: PredefinedQueue) -> SQS:
         return shared_sqs(_settings_for(predefined, settings))
 
@@ -73,7 +73,7 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
 
 
 def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
-    """The connection's settings, but for those that a predefined queue has of its own."""
+    """The settings of a queue: the connection's, overridden by those of a predefined queue."""
     predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
     return settings if predefined is None else _settings_for(predefined, settings)
 
@@ -88,7 +88,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
 
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
-    """The connection's settings, but for the queue's own. Equal settings share clients."""
+    """The connection's settings, overridden by the queue's own. Equal settings share clients."""
     settings = settings.with_own(predefined, predefined.region or settings.region)
     if not predefined.sts_role_arn:
         return settings
@@ -96,10 +96,10 @@ def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> Clie
 
 
 def _plans(options: Options, queue: str) -> list[QueuePlan]:
-    """As `celery sqs queues create` plans the queue, by the tasks that this process knows."""
+    """Plan the queue as `celery sqs queues create` does, by the tasks that this process knows."""
     limits: list[int | None] = []
     for app in configured_apps():
-        with suppress(Exception):  # a task that cannot be made: Celery raises it where the app is used
+        with suppress(Exception):  # Celery raises it where the app is used
             limits += max_retries_by_queue(app).get(queue, ())
     return plan_queues([queue], options, {queue: limits})
 

@@ -1,7 +1,7 @@
 """kombu's Channel on SQS: passes Celery's calls on to the queue consumer and to the directory of queues.
 
-It subclasses `kombu.transport.virtual`'s Channel, not kombu's SQS channel, of which nearly every method that
-matters differs. Settling does no I/O here: the pump's threads make the requests.
+It subclasses `kombu.transport.virtual.Channel`: kombu's SQS channel differs in nearly every method that
+matters. Settling does no I/O here: the pump's threads make the requests.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ LOSES_MESSAGES: Final = (
 class Channel(virtual.Channel):
     """A channel. Methods belong to the thread that has it (Celery's main thread) unless they name another.
 
-    What Celery does unasked costs no request.
+    Calls that Celery makes by itself cost no request.
     """
 
     Message = Message
@@ -127,7 +127,7 @@ class Channel(virtual.Channel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Note an exchange. See `refuse_type` for those that SQS cannot have."""
+        """Note an exchange. `refuse_type` refuses those that SQS cannot have."""
         kind = type or "direct"
         refuse_type(exchange or "", kind, supports_fanout=self.context.options.supports_fanout)
         super().exchange_declare(exchange, kind, *args, **kwargs)
@@ -154,7 +154,7 @@ class Channel(virtual.Channel):
         return exchange in self.context.options.predefined_exchanges or is_an_apps_fanout(exchange)
 
     def get_table(self, exchange: str) -> Any:
-        """The exchange's bindings on this connection; none of an exchange that nobody has declared here."""
+        """The exchange's bindings on this connection; empty for an exchange that was not declared here."""
         exchanges: Any = self.state.exchanges
         return exchanges.get(exchange, {}).get("table", [])
 
@@ -181,7 +181,7 @@ class Channel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Bind the queue. One of Celery's own, whose names change, has no place in the exchange's table."""
+        """Bind the queue. Celery's own, whose names change, are kept out of the exchange's table."""
         if exchange and use_here(exchange):
             state: Any = self.state
             state.binding_declare(queue, exchange, routing_key, arguments)
@@ -191,10 +191,12 @@ class Channel(virtual.Channel):
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:  # noqa: FBT001, FBT002
         """Delete the queue with its messages, unless it is in use or not empty.
 
-        It is in use if it is consumed on this connection, or if messages of it are hidden: somebody processes
-        them or waits for them. It is empty if it has no message, hidden and delayed ones included. The counts
-        of SQS are approximate: a message may be missing from them for a minute. Without them nothing is
-        deleted, and `SQSError` is raised.
+        It is in use if it is consumed on this connection, or if messages are hidden: a consumer holds them or
+        waits for them. It is empty without messages, hidden and delayed ones included. SQS's counts are
+        approximate: they may lack a message for a minute.
+
+        Raises:
+            SQSError: SQS does not return the counts. Nothing is deleted.
         """
         if if_unused and (self._is_consumed_here(queue) or self._count(queue, HIDDEN)):
             return
@@ -208,7 +210,7 @@ class Channel(virtual.Channel):
         self.state.queue_bindings_delete(queue)
 
     def consumes(self, queue: str) -> bool:
-        """Whether the channel has a consumer of the queue. Any thread."""
+        """Returns whether the channel has a consumer of the queue. Any thread."""
         return queue in list(self._consumed.values())
 
     def _is_consumed_here(self, queue: str) -> bool:
@@ -223,7 +225,7 @@ class Channel(virtual.Channel):
             raise
 
     def _queue_bind(self, *_: Any) -> None:
-        """Nothing: a queue is subscribed when it is consumed, as with kombu."""
+        """Do nothing: a queue is subscribed when it is consumed, as with kombu."""
 
     def _new_queue(
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
@@ -247,7 +249,7 @@ class Channel(virtual.Channel):
         return True
 
     def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
-        """0: virtual counts at each declaration, which would be a request and a permission."""
+        """0: virtual asks at each declaration, which would cost a request and a permission."""
         return 0
 
     def _purge(self, queue: str) -> int:
@@ -302,7 +304,7 @@ class Channel(virtual.Channel):
         """Receive from the queue: tasks, or any messages for a consumer that is not a Celery worker's.
 
         Raises:
-            RuntimeError: it is a Celery worker that would lose messages.
+            RuntimeError: it is a Celery worker without our bootsteps, which would lose messages.
         """
         decode_errors_go_to = _module_of_on_decode_error(callback)
         if decode_errors_go_to == CELERYS_CONSUMER:
@@ -321,7 +323,7 @@ class Channel(virtual.Channel):
             self.queue_consumer.consume(source, deliver, open_message)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Receive no more for that consumer, which keeps the messages that it has."""
+        """Stop receiving for that consumer, which keeps the messages that it has."""
         queue = self._consumed.pop(str(consumer_tag), None)
         if queue is None or self.consumes(queue) or self._control.cancel(queue):
             return
@@ -383,14 +385,14 @@ class Channel(virtual.Channel):
         raise Empty
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Done: delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
+        """Delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
         if self._fetched is not None and self._fetched.acknowledge(delivery_tag):
             return
         if (delivery := self.delivery(delivery_tag)) is not None:
             delivery.settle(Delete())
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Back to the queue at once or, without `requeue`, given up: see `Rejection.reject`. Any thread."""
+        """Requeue the message or, without `requeue`, give it up by `Rejection.reject`. Any thread."""
         fetched = self._fetched
         if fetched is not None and fetched.reject(delivery_tag, self.context.redrive, requeue=requeue):
             return
@@ -398,7 +400,7 @@ class Channel(virtual.Channel):
             delivery.reject(requeue=requeue)
 
     def basic_recover(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Raise `NotImplementedError`, which kombu's channels do without `requeue`."""
+        """Raise `NotImplementedError`, as kombu's channels do without `requeue`."""
         raise NotImplementedError(
             "there is no recover on SQS: requeue each message, or close the channel, which gives them back"
         )
@@ -416,7 +418,7 @@ class Channel(virtual.Channel):
         return self._attempts
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], *_: Any, **__: Any) -> None:
-        """Publish to all queues that are subscribed, at once: in a block of `publish_batch`, too."""
+        """Publish to all subscribed queues at once, also within `publish_batch`."""
         if use_here(exchange):
             return
         attempts = self._publish_attempts
@@ -425,7 +427,7 @@ class Channel(virtual.Channel):
         attempts.failed = 0
 
     def _put(self, queue: str, message: dict[str, Any], **_: Any) -> None:
-        """Send the message, or leave it to the block of `publish_batch` around. The publishing thread."""
+        """Send the message, or leave it to an enclosing `publish_batch`. The publishing thread."""
         context = self.context
         attempts = self._publish_attempts
         with attempts:
@@ -456,13 +458,13 @@ class Channel(virtual.Channel):
                 when_known(partial(context.send, again, encoded))
 
     def _target(self, context: BrokerContext, queue: str, message: dict[str, Any]) -> Queue | None:
-        """The queue to send to; `None` for a result whose client has gone, and its queue with it."""
+        """The queue to send to; `None` for a result whose client is gone with its queue."""
         if not is_reply(message, message["properties"]["delivery_info"]["exchange"], queue):
             return context.queues.find_or_create(queue)
         try:
             return context.queues.find(queue)
         except QueueDoesNotExistError:
-            # Created anew, the queue would stay for ever.
+            # A queue created here would stay for ever.
             logger.info(
                 "dropped a result, since the client that asked for it has gone with its queue %r", queue
             )

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
 
-#: Marks a typed value in kombu's JSON. JSON without one is read by `json.loads`, three times as fast.
+#: Marks a typed value in kombu's JSON. `json.loads` reads JSON without any three times as fast.
 TYPED: Final = "__type__"
 
 #: The parts of a task as Celery sends it, and their types. `binary` is pickle's and MessagePack's.
@@ -64,10 +64,10 @@ _decode_base64: Final[Callable[[str], bytes]] = partial(binascii.a2b_base64, str
 #: The group of a FIFO queue's messages that name none, as in kombu.
 DEFAULT_GROUP: Final = "default"
 
-#: Most levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
-DEEPEST: Final = FEW_BRACKETS
+#: Levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
+MAX_DEPTH: Final = FEW_BRACKETS
 
-#: Text encodings that take forever to decode a hostile body.
+#: Text encodings that take for ever to decode a hostile body.
 SLOW_ENCODINGS: Final = ("idna", "punycode")
 #: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
 NOT_DECODED: Final = ("binary", "ascii-8bit")
@@ -84,12 +84,12 @@ _SCAN: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_on
 #: Of a queue of which nothing is known.
 NO_LIMITS: Final = DelayLimits()
 
-#: The key of the message's own body, in a payload that was made of a message that is no task.
+#: The key of the original body, in a payload made from a message that was not a task.
 OWN_BODY: Final = "sqs-body"
 
 
 class NoTaskError(UnreadableError):
-    """A body is not in kombu's format: it is another program's, and no task with a fault."""
+    """A body is not in kombu's format: another program sent it."""
 
 
 def encode_message(
@@ -99,12 +99,12 @@ def encode_message(
     base64_encoded: bool,
     limits: DelayLimits = NO_LIMITS,
 ) -> OutgoingMessage:
-    """Make the message to send of kombu's message.
+    """Convert kombu's message to the message to send.
 
     The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
     `DelaySeconds`) become SQS's, and so does an ETA within `limits`. A message to a FIFO queue without a
-    deduplication id gets one, which is kept in `message`: after an error kombu publishes the same message
-    again, and SQS may have it already.
+    deduplication id gets one, which is stored in `message`: after an error kombu publishes the same message
+    again, although SQS may have it already.
 
     Raises:
         ETATooFarError: SQS would delete the message before its time.
@@ -159,7 +159,7 @@ def decode_message(
 
     Raises:
         NoTaskError: it is not kombu's.
-        UnreadableError: it is, and something in it is wrong.
+        UnreadableError: it is kombu's, but has a fault.
     """
     return _received(_open(_text(message["Body"])), queue, message, attribute_names)
 
@@ -186,10 +186,10 @@ def decode_any_message(
 def open_payload(
     payload: dict[str, Any], queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
 ) -> DecodedMessage:
-    """The content of a message, once its payload is there.
+    """The content of a message with this payload.
 
     Raises:
-        UnreadableError: a part of it is of a wrong type.
+        UnreadableError: a part has a wrong type.
     """
     return _received(_usual_task(payload) or _any_task(payload), queue, message, attribute_names)
 
@@ -197,7 +197,7 @@ def open_payload(
 def _received(
     opened: DecodedMessage, queue: Queue, message: ReceivedMessage, attribute_names: Sequence[str]
 ) -> DecodedMessage:
-    """The content, completed by the facts of its receive."""
+    """Add the facts of the receive to the content."""
     properties = opened.payload["properties"]
     properties["delivery_tag"] = message["ReceiptHandle"]
     info = properties["delivery_info"]
@@ -207,7 +207,7 @@ def _received(
 
 
 def _usual_task(payload: Any) -> DecodedMessage | None:
-    """The content of a task without an ETA, as Celery sends it; `None` of any other message."""
+    """The content of a task without an ETA, as Celery sends it; `None` for any other message."""
     try:
         headers = payload["headers"]
         parts = *_PARTS(payload), *_PROPERTIES(payload["properties"]), *_HEADERS(headers)
@@ -235,10 +235,10 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
 
 
 def encode_payload(payload: Mapping[str, Any]) -> str:
-    """The body of a copy of the message, or of a dead letter, by the payload that `decode_message` made.
+    """The body of a copy of the message, or of a dead letter, from the payload that `decode_message` made.
 
-    In base64, which any character survives, if that fits into a message; else as compact as possible. Of a
-    message that was no task: the body that it came with.
+    In base64, which any character survives, if that fits into a message; otherwise as compact as possible.
+    A message that was not a task keeps its original body.
     """
     if (own := payload.get(OWN_BODY)) is not None:
         return str(own)
@@ -257,10 +257,10 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
 
 
 def eta_of(headers: Mapping[str, Any]) -> float | None:
-    """The ETA in seconds since the epoch; `None` where there is none that Celery understands.
+    """The ETA in seconds since the epoch; `None` without one that Celery understands.
 
-    To Celery's own functions, which are used here, a naive ETA is UTC, whatever `timezone` and `enable_utc`
-    say (celery/worker/request.py: `Request.__init__`).
+    Celery's own functions, which are used here, take a naive ETA for UTC, despite `timezone` and `enable_utc`
+    (celery/worker/request.py: `Request.__init__`).
     """
     eta = headers.get("eta")
     if not eta or not isinstance(eta, (str, datetime)):
@@ -275,13 +275,13 @@ def eta_of(headers: Mapping[str, Any]) -> float | None:
 
 
 def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, Any]:
-    """The headers of a task that is to wait for another ETA, in seconds since the epoch."""
+    """The headers of a task with another ETA, in seconds since the epoch."""
     instant = datetime.fromtimestamp(eta, UTC).isoformat()
     return {**headers, "eta": instant, "retries": retries}
 
 
 def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
-    """The part of the message that users read. Without the body: prefork would pickle it once more."""
+    """The message for users, without its body: prefork would pickle it once more."""
     metadata: dict[str, Any] = {**message}
     del metadata["Body"]
     if "MessageAttributes" not in metadata:  # as in most
@@ -310,10 +310,10 @@ def _base64_text(body: str) -> str | None:
 
 
 def read_json(text: str) -> Any:
-    """The value that the text is, as `json.loads` reads it.
+    """Parse JSON as `json.loads` does.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not JSON.
         RecursionError: it is nested too deeply.
     """
     try:
@@ -337,8 +337,8 @@ def _open(text: str) -> DecodedMessage:
     task = _usual_task(payload)
     if task is None:
         _check_is_kombus(payload)
-    if many and _deeper_than(DEEPEST, payload):
-        raise UnreadableError(f"its body is nested more than {DEEPEST} levels deep")
+    if many and _deeper_than(MAX_DEPTH, payload):
+        raise UnreadableError(f"its body is nested more than {MAX_DEPTH} levels deep")
     return task or _any_task(payload)
 
 
@@ -350,10 +350,10 @@ def _check_is_kombus(payload: Any) -> None:
 
 
 def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
-    """The headers, once the types of all parts that kombu reads are checked.
+    """Check the types of all parts that kombu reads. Returns the headers.
 
     Raises:
-        UnreadableError: something is of a wrong type, or in an encoding that is not of text.
+        UnreadableError: a part has a wrong type, or the encoding is not one of text.
     """
     properties = payload["properties"]
     properties.setdefault("delivery_info", {})
@@ -376,7 +376,7 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
+    """Returns whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
     if encoding in USUAL_ENCODINGS or encoding.lower() in NOT_DECODED:
         return True
     try:
@@ -387,7 +387,7 @@ def _is_of_text(encoding: str) -> bool:
 
 
 def _deeper_than(levels: int, payload: Any) -> bool:
-    """Whether lists and objects are nested deeper. Not recursive: the payload may be too deep for that."""
+    """Returns whether lists and objects are nested deeper. No recursion: payloads may be too deep for it."""
     level = [payload]
     for _ in range(levels):
         values = (outer.values() if isinstance(outer, dict) else outer for outer in level)

@@ -39,7 +39,7 @@ DROPPED: Final = "dropped a command to workers, since remote control is off here
 
 NOT_ASKED: Final = "a task asked the workers, and gets no replies, since a permission is missing: %s"
 
-#: Most commands or batches of events that wait in a process; further ones stay at SQS.
+#: Commands or batches of events that wait in a process; further ones stay in SQS.
 MAX_CALLBACKS: Final = 100
 
 #: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.
@@ -48,7 +48,7 @@ EX_NOPERM: Final = 77
 
 
 class ControlExchanges:
-    """Methods belong to the thread that has the channel. Without the option there are no control queues.
+    """Called by the thread of the channel. Without the option there are no control queues.
 
     Args:
         transport: the channel's connection.
@@ -66,7 +66,7 @@ class ControlExchanges:
         self.declared: str | None = None
 
     def exchange_of(self, queue: str, declared: str | None = None) -> str | None:
-        """The exchange of Celery's own that the queue is bound to. The queue's name tells nothing.
+        """The exchange of Celery's own that the queue is bound to, if any. Queue names are no evidence.
 
         A task queue's exchange is named like the queue. `declared` is the exchange of a queue not bound yet.
         """
@@ -75,13 +75,15 @@ class ControlExchanges:
         return next((each for each in bound if each != queue and use_here(each)), None)
 
     def declare(self, queue: str) -> bool:
-        """Whether the queue is one of Celery's own: it is made when it is consumed, or replies are due.
+        """Returns whether the queue is one of Celery's own.
+
+        It is created once it is consumed, or replies are due.
 
         A task that asks workers without remote control gets no replies, as on kombu's transport: an error
         would use up its attempts.
 
         Raises:
-            RemoteControlError: it is, remote control is off, and no task runs here.
+            RemoteControlError: it is one, remote control is off, and no task runs here.
         """
         exchange = self.exchange_of(queue, self.declared)
         if exchange is None:
@@ -95,10 +97,10 @@ class ControlExchanges:
         return True
 
     def publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
-        """Publish a message to an exchange of Celery's own; whether it is one. The publishing thread.
+        """Publish to an exchange of Celery's own. Returns whether it is one. The publishing thread.
 
-        A command is sent at once, in a block of `publish_batch` too, a reply by a thread, and an event to the
-        monitors that listen. Without remote control virtual's table of the exchange drops an event.
+        A command is sent at once, also within `publish_batch`, a reply by a thread, and an event to the
+        monitors that listen. Without remote control events are dropped by kombu's virtual exchange.
         """
         use = use_here(exchange) if self._is_on else use_of(exchange)
         if use is None or (use is Use.EVENTS and not self._is_on):
@@ -114,7 +116,7 @@ class ControlExchanges:
         return True
 
     def consume(self, queue: str, deliver: Deliver) -> bool:
-        """Consume a queue of Celery's own; whether it is one."""
+        """Consume a queue of Celery's own. Returns whether it is one."""
         if (exchange := self.exchange_of(queue)) is None:
             return False
         self._consumed[queue] = exchange, deliver
@@ -129,7 +131,7 @@ class ControlExchanges:
         return True
 
     def cancel(self, queue: str) -> bool:
-        """Stop consuming a queue whose last consumer is gone; whether it is one of Celery's own."""
+        """Stop consuming a queue without consumers. Returns whether it is one of Celery's own."""
         exchange, _ = self._consumed.pop(queue, (None, None))
         if exchange is not None and self._is_on:
             self._control.cancel(queue, exchange)
@@ -149,9 +151,9 @@ class ControlExchanges:
         return self._context.control
 
     def _broadcast(self, exchange: str, message: dict[str, Any]) -> None:
-        """Send the command. kombu would repeat it for ever, without a pause, at an error that passes.
+        """Send the command. kombu would repeat it for ever, without a pause, after a transient error.
 
-        It publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`).
+        kombu publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`).
         A task that asks workers gets no replies where a permission is missing, as without remote control.
         """
         try:
@@ -168,7 +170,7 @@ class ControlExchanges:
             raise shown_in_one_line(error, EX_UNAVAILABLE) from error
 
     def _handle(self, queue: str, deliver: Deliver, payload: dict[str, Any], is_in_time: IsInTime) -> bool:
-        """Deliver to the consumer that it came for, unless that has gone; whether it was delivered.
+        """Deliver to the consumer that it came for, unless that is gone. Returns whether it was delivered.
 
         The thread that drains.
         """
@@ -181,7 +183,7 @@ class ControlExchanges:
         return in_time
 
     def _handle_command(self, *args: Any) -> bool:
-        """Handle a command, whose exceptions do not end the event loop. The thread that drains."""
+        """Handle a command. Its exceptions do not end the event loop. The thread that drains."""
         try:
             return self._handle(*args)
         except SystemExit:

@@ -1,4 +1,4 @@
-"""Delay of a published message at SQS: the publisher's own, or the one until its ETA."""
+"""Delay of a published message in SQS: an explicit one, or the time until its ETA."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NO_DELAY: Final = Delay()
 
 
 def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, limits: DelayLimits) -> Delay:
-    """The delay of a message that is published now. One that is given goes before the ETA's.
+    """The delay of a message that is published now. An explicit delay overrides that of the ETA.
 
     Args:
         properties: the message's.
-        eta: seconds since the epoch, `None` where there is none.
-        queue: a FIFO queue has no delays of messages.
+        eta: seconds since the epoch, or `None`.
+        queue: FIFO queues cannot delay single messages.
         limits: of the queue.
 
     Raises:
@@ -60,16 +60,16 @@ def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, lim
 
 
 def headers_with_eta(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a published message with its ETA: the headers, or in Celery's protocol 1 a body of JSON.
+    """The part of a published message with its ETA: the headers, or in Celery's protocol 1 a JSON body.
 
-    The ETA of such a body makes a delay and nothing else: workers leave the body to Celery.
+    The ETA in a body only makes a delay: workers leave the body to Celery.
     """
     headers: Mapping[str, Any] = message.get("headers") or {}
     return headers if "task" in headers else fields_of_body(message, '"eta"') or headers
 
 
 def fields_of_body(message: Mapping[str, Any], wanted: str) -> Mapping[str, Any]:
-    """The fields of a message of protocol 1, whose body is JSON; none where `wanted` is not in its text."""
+    """The fields in the JSON body of a message of protocol 1; empty where `wanted` is not in its text."""
     if message.get("content-type") != "application/json":
         return {}
     try:
@@ -83,7 +83,7 @@ def fields_of_body(message: Mapping[str, Any], wanted: str) -> Mapping[str, Any]
 
 
 def without_delay(properties: Mapping[str, Any], name: str, reason: str) -> Delay:
-    """No delay, and a warning if the message has one: SQS delays none to that queue or topic."""
+    """No delay, with a warning if the message has one: it cannot be delayed on that queue or topic."""
     if given := _written_delay(properties):
         logger.warning(NOT_KEPT, given, name, reason)
     return NO_DELAY

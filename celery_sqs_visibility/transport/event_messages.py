@@ -1,6 +1,6 @@
-"""Tasks made of messages that are not Celery's: events of AWS, and those that the user's own adapter takes.
+"""Tasks made of messages that are not Celery's: AWS events, and messages for the user's adapter.
 
-Only in a worker's main process: threads that poll call `EventMessages.decode`, and change nothing here.
+Only in a worker's main process. Polling threads call `EventMessages.decode`, which has no state.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from celery_sqs_visibility.transport.task_message import task_id_for, task_paylo
 logger = logging.getLogger(__name__)
 
 
-class Run(NamedTuple):
-    """A run: the task, or its name, its arguments and keyword arguments, as an adapter returns them.
+class TaskCall(NamedTuple):
+    """A task, or its name, its arguments and keyword arguments, as an adapter returns them.
 
-    The place is that of the run's record in the event, or `WHOLE`.
+    `place` is the index of its record in the event, or `WHOLE`.
     """
 
     task: Any
@@ -57,7 +57,7 @@ class Run(NamedTuple):
 Adapter = Callable[[str, Mapping[str, Any]], tuple[Any, Sequence[Any], Mapping[str, Any]] | None]
 
 #: An adapter's answer: task, arguments, keyword arguments.
-RUN_PARTS: Final = 3
+ANSWER_LENGTH: Final = 3
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class EventMessages:
     attribute_names: Sequence[str] = ("All",)
 
     def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Split:
-        """As `decode_task`; a message that is not kombu's is read by its content. Any thread.
+        """Decode a task with `decode_task`, and any other message by its content. Any thread.
 
         Raises:
             UnreadableError: no task takes it.
@@ -93,48 +93,52 @@ class EventMessages:
             return Delete()
         event = continued_in(message.get("MessageAttributes", {}), message["MessageId"])
         attributes = without_ours(message.get("MessageAttributes", {}))
-        runs = self._routed(body) or self._adapted(queue, event.message_id, message, attributes)
-        if not runs:
-            raise self._untaken(no_task, body)
-        if len(runs) == 1:
-            return self._one(runs[0], event, queue, {**message, "MessageAttributes": dict(attributes)})
-        copies = Copies(runs, event, queue, message)
+        calls = self._routed(body) or self._adapted(queue, event.message_id, message, attributes)
+        if not calls:
+            raise self._no_route(no_task, body)
+        if len(calls) == 1:
+            return self._single(calls[0], event, queue, {**message, "MessageAttributes": dict(attributes)})
+        copies = EventCopies(calls, event, queue, message)
         return Split(copies, message["Body"], copies.remainder) if copies else Delete()
 
-    def _routed(self, body: Any) -> list[Run]:
-        """The runs of an event of AWS; none if there is a record that no task takes."""
+    def _routed(self, body: Any) -> list[TaskCall]:
+        """The calls for an AWS event; none if there is a record that no task takes."""
         for content in contents(body):
             events = events_of(content)
             taken = [(self.routes.find(name), record) for name, record in events]
             if taken and all(route for route, _ in taken):
-                return _runs(content, [(route, record) for route, record in taken if route])
+                return _calls(content, [(route, record) for route, record in taken if route])
         return []
 
     def _adapted(
         self, queue: Queue, message_id: str, message: ReceivedMessage, attributes: Mapping[str, Any]
-    ) -> list[Run]:
+    ) -> list[TaskCall]:
         if self.adapter is None:
             return []
         try:
-            run = self.adapter(message["Body"], _seen(queue, message_id, message, attributes))
+            answer = self.adapter(
+                message["Body"], _adapter_attributes(queue, message_id, message, attributes)
+            )
         except Exception as error:
             raise UnreadableError(f"the message_adapter failed: {error!r}") from error
-        if run is None:
+        if answer is None:
             return []
-        if not isinstance(run, (tuple, list)) or len(run) != RUN_PARTS:
+        if not isinstance(answer, (tuple, list)) or len(answer) != ANSWER_LENGTH:
             raise UnreadableError(
                 "the message_adapter should return (task, args, kwargs) or None, and returned one of type "
-                f"{type(run).__name__}"
+                f"{type(answer).__name__}"
             )
-        return [Run(*run)]
+        return [TaskCall(*answer)]
 
-    def _one(self, run: Run, event: ContinuedEvent, queue: Queue, message: ReceivedMessage) -> DecodedMessage:
-        payload = _payload(run, task_id_for(event.message_id), queue)
+    def _single(
+        self, call: TaskCall, event: ContinuedEvent, queue: Queue, message: ReceivedMessage
+    ) -> DecodedMessage:
+        payload = _payload(call, task_id_for(event.message_id), queue)
         if event.eta is not None:
             payload["headers"] = with_eta(payload["headers"], event.eta, event.retries)
         return open_payload({**payload, OWN_BODY: message["Body"]}, queue, message, self.attribute_names)
 
-    def _untaken(self, error: NoTaskError, body: Any) -> UnreadableError:
+    def _no_route(self, error: NoTaskError, body: Any) -> UnreadableError:
         names = sorted({name for content in contents(body) for name, _ in events_of(content)})
         untaken = [repr(name) for name in names if self.routes.find(name) is None]
         if not untaken:
@@ -150,36 +154,36 @@ def _parsed(body: str) -> Any:
         return None
 
 
-def _runs(content: dict[str, Any], taken: Sequence[tuple[EventRoute, dict[str, Any]]]) -> list[Run]:
-    """A run for each record, and one for each task that takes the whole message."""
-    whole = {route.task: Run(route.task, [content], {}) for route, _ in taken if route.per_message}
+def _calls(content: dict[str, Any], taken: Sequence[tuple[EventRoute, dict[str, Any]]]) -> list[TaskCall]:
+    """A call for each record, and one for each task that takes the whole message."""
+    whole = {route.task: TaskCall(route.task, [content], {}) for route, _ in taken if route.per_message}
     each = [
-        Run(route.task, [record], {}, place)
+        TaskCall(route.task, [record], {}, place)
         for place, (route, record) in enumerate(taken)
         if not route.per_message
     ]
     return [*whole.values(), *each]
 
 
-def _payload(run: Run, task_id: str, queue: Queue) -> dict[str, Any]:
-    task, args, kwargs, _ = run
+def _payload(call: TaskCall, task_id: str, queue: Queue) -> dict[str, Any]:
+    task, args, kwargs, _ = call
     try:
         return task_payload(task, args, kwargs, task_id, queue.name)
     except (TypeError, ValueError, RecursionError) as error:
         raise UnreadableError(f"the arguments of its task {task!r} cannot be sent: {error!r}") from error
 
 
-class Copies(Sequence[OutgoingMessage]):
-    """A message for each run of an event that has several; of a continued event, for each run that is left.
+class EventCopies(Sequence[OutgoingMessage]):
+    """Messages for the calls of an event that has several; of a continued event, for those not sent yet.
 
-    Each is made when it is asked for. It has its payload in its body, wherever the event had its own.
+    Each is made when it is asked for, with its payload in its body even if the event's payload was in S3.
     """
 
     def __init__(
-        self, runs: Sequence[Run], event: ContinuedEvent, queue: Queue, message: ReceivedMessage
+        self, calls: Sequence[TaskCall], event: ContinuedEvent, queue: Queue, message: ReceivedMessage
     ) -> None:
-        self._left = [(index, run) for index, run in enumerate(runs) if event.left(run.place)]
-        self._records = 1 + max(run.place for run in runs)
+        self._left = [(index, call) for index, call in enumerate(calls) if event.left(call.place)]
+        self._records = 1 + max(call.place for call in calls)
         self._event = event
         self._queue = queue
         attributes = message.get("MessageAttributes", {})
@@ -199,9 +203,9 @@ class Copies(Sequence[OutgoingMessage]):
     def __getitem__(self, index: int | slice) -> OutgoingMessage | list[OutgoingMessage]:
         if isinstance(index, slice):
             return [self[each] for each in range(*index.indices(len(self)))]
-        number, run = self._left[index]
+        number, call = self._left[index]
         task_id = task_id_for(self._event.message_id, number)
-        body = encode_payload(_payload(run, task_id, self._queue))
+        body = encode_payload(_payload(call, task_id, self._queue))
         return self._message(body, without_ours(self._attributes), task_id)
 
     def remainder(self, indices: Sequence[int]) -> OutgoingMessage | None:
@@ -222,10 +226,10 @@ class Copies(Sequence[OutgoingMessage]):
         )
 
 
-def _seen(
+def _adapter_attributes(
     queue: Queue, message_id: str, message: ReceivedMessage, attributes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The attributes that an adapter gets: the message's as text or bytes, and SQS's own, which go first.
+    """The attributes for an adapter: the message's as text or bytes, overridden by SQS's own.
 
     The message id is that of the event's first message.
     """

@@ -84,7 +84,7 @@ class Fanout:
     def subscribe(self, queue: Queue, exchanges: Iterable[str]) -> None:
         """Subscribe the queue to the exchanges. Makes requests the first time.
 
-        To be called with all exchanges of the queue: its policy is then written once, for all of them.
+        Call it with all exchanges of the queue: its policy is then written once for all of them.
 
         Raises:
             SQSError: it cannot be subscribed. Not where the topic is predefined and a permission is missing:
@@ -109,7 +109,7 @@ class Fanout:
             self._start(sweep, f"sqs-sweep-{exchange}", topic, queue, prefix)
 
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
-        """Whether this process has subscribed the queue to the exchange; for "" to any. No request.
+        """Returns whether this process subscribed the queue to the exchange, or for "" to any. No request.
 
         A retry that a broadcast task publishes to its own queue is still one of many under its task id.
         """
@@ -118,7 +118,7 @@ class Fanout:
         return (queue_name, exchange) in self._subscribed
 
     def unsubscribe(self, queue_name: str) -> None:
-        """The queue is about to be deleted. Errors are logged."""
+        """Unsubscribe a queue that is about to be deleted. Errors are logged."""
         with self._lock:
             keys = [key for key in self._subscribed if key[0] == queue_name]
             ended = [self._subscribed.pop(key) for key in keys]
@@ -158,7 +158,7 @@ class Fanout:
 
 
 def topics_of(sqs: ClientSettings, options: Options) -> Topics:
-    """The directory of topics, for the settings with which SQS is asked. No request is made."""
+    """The directory of topics, with the settings of SQS. No request."""
     settings = replace(sqs, endpoint_url=_endpoint_of_sns(sqs))
 
     def sns_for(predefined: PredefinedTopic) -> SNS:
@@ -174,7 +174,7 @@ def topics_of(sqs: ClientSettings, options: Options) -> Topics:
 
 
 def _endpoint_of_sns(sqs: ClientSettings) -> str | None:
-    """The endpoint of SNS that goes with SQS's: that of an emulator, which has both; else botocore's own."""
+    """The endpoint of SNS: the same as SQS's for an emulator; otherwise `None`, which is botocore's own."""
     url = sqs.endpoint_url
     return None if url is None or Location(sqs.region or "", url).is_amazons else url
 

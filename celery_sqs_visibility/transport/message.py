@@ -83,14 +83,14 @@ class Message(LeanMessage):
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether it came by a fanout exchange, so that other workers have got it, too. No request."""
+        """Whether it came by a fanout exchange, and so to other workers, too. No request."""
         if self.delivery is None or self.channel is None:
             return False
         context: BrokerContext = self.channel.context
         return context.is_broadcast(self.delivery.queue.name, self.delivery_info.get("exchange"))
 
     def _largest_body(self) -> int:
-        """Most bytes of the decompressed body; where the payload was in S3, of any such payload."""
+        """The bound of the decompressed body in bytes; payloads in S3 may be larger."""
         options = getattr(getattr(self.channel, "context", None), "options", None)
         most = options.decompressed_max_bytes if options else DECOMPRESSED_BYTES
         in_s3 = self.delivery is not None and self.delivery.pointer is not None
@@ -100,7 +100,7 @@ class Message(LeanMessage):
         """Decode the body. The plain JSON of most takes a third of the time that kombu's typed JSON takes.
 
         Raises:
-            TooLargeError: it would become more than may be.
+            TooLargeError: it would exceed a bound.
             Exception: its decoder's.
         """
         body = self.body
@@ -123,19 +123,19 @@ class Message(LeanMessage):
         return super().decoded()
 
     def give_up(self, reason: str, when_exhausted: str | None = None, **attributes: str) -> None:
-        """The task failed for good: see `Delivery.give_up`. Any thread."""
+        """Give up the message, whose task failed for good, by `Delivery.give_up`. Any thread."""
         if self.delivery is not None:
             self.delivery.give_up(reason, self._encoded, when_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int) -> Renew | None:
-        """The settlement by which the task waits in SQS until `eta` (seconds since the epoch), if it can."""
+        """The settlement by which the task waits in SQS until `eta`, seconds since the epoch, if possible."""
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
         return self.delivery.renewal(eta, partial(self._copied, eta, retries), self.sent)
 
     def _copied(self, eta: float, retries: int, delivery: Delivery) -> tuple[str, Mapping[str, Any]] | None:
-        """Body and attributes of a copy that waits; an event stays as it was, if it has space for ours."""
+        """Body and attributes of a waiting copy. An event keeps its body, and needs room for an attribute."""
         if (own := self.sent.get(OWN_BODY)) is None:
             payload = {**self.sent, "headers": with_eta(self.headers, eta, retries)}
             return encode_payload(payload), delivery.message_attributes
@@ -149,13 +149,13 @@ class Message(LeanMessage):
         return encode_payload(self.sent) if pointer is None else pointer.body
 
     def come_back(self, error: BaseException) -> None:
-        """An error of this process keeps it from being read or run: see `Delivery.come_back`."""
+        """Have it delivered again after an error of this process, by `Delivery.come_back`."""
         if self.delivery is not None:
             self.delivery.come_back(error)
             self.note_rejected()
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
-        """This worker can make no task of the message: see `Delivery.refuse`. It is never deleted here."""
+        """Refuse a message that is no task for this worker, by `Delivery.refuse`. Never deletes it."""
         if self.delivery is not None:
             self.delivery.refuse(reason, self._encoded(), others_may=others_may)
             self.note_rejected()
@@ -177,7 +177,7 @@ class QoS(virtual.QoS):
         self._unsettled: set[str] = set()
 
     def append(self, message: Message, delivery_tag: str) -> None:
-        """The message goes to its consumer."""
+        """Note that the message is handed to its consumer."""
         if not self.set_by_consumer and message.delivery is not None:
             self._unsettled.add(delivery_tag)
 

@@ -78,7 +78,7 @@ class TemporaryQueues:
         return queue
 
     def end_clients(self) -> None:
-        """Delete the queues of clients, which nobody else reads, as the process exits. Waits 2 s at most."""
+        """Delete the queues of clients, which nobody else reads, as the process exits. Waits up to 2 s."""
         atexit.unregister(self.end_clients)
         names = [name for name in self._created if _UUID.fullmatch(name)]
         if self._pid != os.getpid() or not names:
@@ -92,7 +92,7 @@ class TemporaryQueues:
             self.delete(name)
 
     def created(self, name: str) -> bool:
-        """Whether this process created the queue."""
+        """Returns whether this process created the queue."""
         return name in self._created
 
     def delete(self, name: str) -> None:
@@ -122,12 +122,12 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
 
 
 def is_of_a_broadcast(name: str) -> bool:
-    """Whether it is a name that kombu makes up for the queue of a `Broadcast`."""
+    """Returns whether kombu made up the name, for the queue of a `Broadcast`."""
     return _BROADCAST.fullmatch(name) is not None
 
 
 def is_reply(message: Mapping[str, Any], exchange: str, queue: str) -> bool:
-    """Whether the message is a result, for a client that waits at a queue of its own. A task is none."""
+    """Returns whether the message is a result for a client with a queue of its own, not a task."""
     return (
         not exchange
         and "task" not in (message.get("headers") or {})

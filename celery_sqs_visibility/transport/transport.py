@@ -58,7 +58,7 @@ class Transport(virtual.Transport):
     default_port = None
     #: kombu leaves the URL to `BrokerURL`, as the Connection's `hostname`.
     can_parse_url = True
-    #: No "localhost" where the URL names no host: it would be taken for an endpoint, and warned of.
+    #: No "localhost" for a URL without a host: it would be taken for an endpoint.
     default_connection_params: ClassVar[dict[str, Any]] = {}
     #: A Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising.
     for_worker = False
@@ -99,9 +99,9 @@ class Transport(virtual.Transport):
         return version("celery_sqs_visibility")
 
     def as_uri(self, uri: str | None, include_password: bool = False, mask: str = "**") -> str:  # noqa: ARG002, FBT001, FBT002 - kombu's
-        """The place that this connection leads to, for banners and logs: `sqs://eu-west-1`. No request.
+        """The region or endpoint of this connection, for banners and logs: `sqs://eu-west-1`. No request.
 
-        With the password it is a URL to connect by.
+        With the password it is a URL to connect with.
         """
         if include_password:
             return self.broker.with_secret()
@@ -115,7 +115,7 @@ class Transport(virtual.Transport):
     @property
     def context(self) -> BrokerContext:
         """The part that connections of this process share. A forked child has its own. Any thread."""
-        context = self._context  # which another thread may close meanwhile
+        context = self._context  # another thread may close the connection meanwhile
         if context is None or context.pid != os.getpid():
             context = self._context = self._find_context()
         return context
@@ -127,8 +127,8 @@ class Transport(virtual.Transport):
         (kombu/connection.py: `Connection.ensure`).
 
         Raises:
-            UnreachableError: nobody takes connections at SQS's endpoint.
-            SQSError: the settings are no good.
+            UnreachableError: SQS's endpoint refuses connections.
+            SQSError: the settings are wrong.
         """
         failed = self.context.publish_attempts(self.client).failed
         if failed:
@@ -146,7 +146,7 @@ class Transport(virtual.Transport):
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
         """Deliver messages that arrive within `timeout` seconds, where there is no event loop.
 
-        A callback's exception is raised, but in a Celery worker.
+        A callback's exception is raised, except in a Celery worker.
 
         Raises:
             TimeoutError: nothing arrived (Celery expects it under its old name, `socket.timeout`).
@@ -163,7 +163,7 @@ class Transport(virtual.Transport):
         raise TimeoutError("no message arrived")
 
     def close_connection(self, connection: Any) -> None:
-        """Close the channels; the event loop no longer watches for messages, and the context is not kept."""
+        """Close the channels, leave the event loop, and let go of the context."""
         if self._loop is not None:
             self._loop.on_tick.discard(self._turn)
             descriptor = self.buffer.fileno()
@@ -188,9 +188,9 @@ class Transport(virtual.Transport):
 
 
 def raise_default_limit(transport: type[virtual.Transport]) -> None:
-    """Raise the limit of kombu's pools of that transport's connections. Any other limit is the user's.
+    """Raise the default limit of kombu's pools of that transport's connections; other limits are the user's.
 
-    Any thread, any number of times.
+    Any thread. Idempotent.
     """
     for producers in tuple(pools.producers.values()):
         connections = producers.connections

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import logging
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from celery.exceptions import ImproperlyConfigured
@@ -17,9 +20,12 @@ from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
 from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.core.endings import OUTCOMES
 from celery_sqs_visibility.core.settlements import RELEASE, Delete
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
-from celery_sqs_visibility.events import Released, subscribe
+from celery_sqs_visibility.events import DeliveryEnded, Released, subscribe
+from celery_sqs_visibility.operate.metrics.emf import LOGGER, UNITS
+from celery_sqs_visibility.serverless.handler import message_of, records_of
 
 OLD = old_body(task="note", args=["a"])
 
@@ -475,3 +481,178 @@ def test_a_request_without_an_answer_does_not_outlast_the_function(
         event["Records"][-1]["messageId"]
     ]
     assert "no time was left before Lambda's timeout" in caplog.text
+
+
+LONG = 3600.5
+
+
+def test_the_rest_of_a_rounded_delay_is_waited_for(world):
+    world.send_with_eta("a", 1.4)
+    due = world.clock.wall() + 1.4
+    assert world.invoke() == []
+    assert world.clock.wall() == pytest.approx(due)
+    assert world.changes() == []
+
+
+def test_what_is_due_does_not_wait_for_what_is_not(world):
+    world.send_with_eta("later", 1.5)
+    world.send("now")
+    world.invoke()
+    assert [key for key, *_ in world.ran] == ["now", "later"]
+
+
+@pytest.mark.parametrize("name", ["q", "q.fifo"])
+@pytest.mark.parametrize("seconds", [2.5, 20.5, LONG])
+def test_a_wait_is_no_attempt(make, name, seconds):
+    world = make(name)
+    handler, due = world.handler(), world.clock.wall() + seconds
+    world.send_with_eta("bad", seconds, group="g" if name.endswith(".fifo") else None)
+    assert world.invoke(handler) == ["bad"]
+    assert (world.changes(), world.ran) == ([int(seconds)], [])
+    world.clock.advance(int(seconds))
+    for attempt in (0, 1):
+        world.invoke(handler)
+        assert [retries for _, retries, *_ in world.ran] == [*range(attempt + 1)]
+        assert world.clock.wall() >= due - 0.001
+        world.clock.advance(10)
+    assert world.letters() == ["failed at its last attempt"]
+
+
+def test_where_the_queue_allows_one_receive_a_copy_waits(make):
+    world = make(most=1)
+    handler = world.handler()
+    world.send_with_eta("a", 20.5)
+    assert world.invoke(handler) == []
+    assert (world.changes(), world.ran, factories.counts(world.queue)) == ([], [], (0, 0))
+    world.clock.advance(20)
+    world.invoke(handler)
+    assert [(key, retries) for key, retries, *_ in world.ran] == [("a", 0)]
+
+
+def test_what_does_not_fit_into_the_invocation_is_hidden_until_its_eta(world):
+    world.send_with_eta("a", 1.5)
+    assert world.invoke(seconds=2) == ["a"]
+    assert (world.changes(), world.ran) == ([2], [])
+
+
+@pytest.fixture
+def lines():
+    """The values of the lines so far."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    LOGGER.addHandler(handler)
+    yield lambda: [
+        {name: line[name] for name in line if name != "_aws"}
+        for line in map(json.loads, stream.getvalue().splitlines())
+    ]
+    LOGGER.removeHandler(handler)
+
+
+def test_an_invocation_ends_with_a_line_that_counts_its_messages(make, lines):
+    world = make(options={"metrics": ["emf"]})
+    handler = world.handler()
+    world.send("a", "bad", "b")
+    world.send("c", task="stock")
+    world.invoke(handler)
+    world.clock.advance(10)
+    world.invoke(handler)
+    assert lines() == [
+        {"Queue": "q", "MessagesReceived": 4, "TasksSucceeded": 3, "TasksRetried": 1},
+        {"Queue": "q", "MessagesReceived": 1, "TasksFailed": 1, "DeadLettered": 1},
+    ]
+    assert not DeliveryEnded.is_wanted()
+
+
+def test_what_was_not_run_is_counted_and_so_is_an_invocation_that_a_task_ends(make, lines):
+    world = make(options={"metrics": "emf"})
+    world.send("shutdown", "b")
+    assert world.invoke() == ["shutdown", "b"]
+    world.send_with_eta("later", 3600)
+    world.invoke()
+    assert lines() == [
+        {"Queue": "q", "MessagesReceived": 2, "TasksRetried": 1, "TasksReleased": 1},
+        {"Queue": "q", "MessagesReceived": 2, "TasksSucceeded": 1, "TasksDelayed": 1},
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"metrics": []}, {"metrics": ["prometheus"]}], ids=str)
+def test_without_the_option_nothing_is_written(make, lines, options):
+    world = make(options=options)
+    world.send("a")
+    world.invoke()
+    assert lines() == []
+
+
+def test_a_logger_that_raises_fails_no_invocation(make, lines, monkeypatch):
+    world = make(options={"metrics": ["emf"]})
+    world.send("a")
+    monkeypatch.setattr(LOGGER, "filters", [lambda record: 1 / 0])
+    assert world.invoke() == lines() == []
+
+
+def test_each_outcome_has_its_metric_and_the_page_has_them_all():
+    names = {name for name in UNITS if name.startswith("Tasks")} | {"MessagesReceived", "DeadLettered"}
+    assert names >= {f"Tasks{outcome.capitalize()}" for outcome in OUTCOMES.values()}
+    page = (Path(__file__).resolve().parents[3] / "docs/lambda.md").read_text()
+    told = re.search(r"^## Metrics\n(.*?)^## ", page, flags=re.DOTALL | re.MULTILINE)[1]
+    assert names <= set(re.findall(r"`(\w+)`", told))
+
+
+#: AWS Lambda Developer Guide, "Using Lambda with Amazon SQS": a FIFO queue's.
+RECORD = {
+    "messageId": "11d6ee51-4cc7-4302-9e22-7cd8afdaadf5",
+    "receiptHandle": "AQEBBX8nesZEXmkhsmZeyIE8iQAMig7qw...",
+    "body": "Test message.",
+    "attributes": {
+        "ApproximateReceiveCount": "1",
+        "SentTimestamp": "1573251510774",
+        "SequenceNumber": "18849496460467696128",
+        "MessageGroupId": "1",
+        "SenderId": "AIDAIO23YVJENQZJOL4VO",
+        "MessageDeduplicationId": "1",
+        "ApproximateFirstReceiveTimestamp": "1573251510774",
+    },
+    "messageAttributes": {
+        "kind": {
+            "stringValue": "order",
+            "stringListValues": [],
+            "binaryListValues": [],
+            "dataType": "String",
+        },
+        "seal": {"binaryValue": "AAE=", "dataType": "Binary"},
+    },
+    "md5OfBody": "e4e68fb7bd0e697a0ae8f1bb342846b3",
+    "eventSource": "aws:sqs",
+    "eventSourceARN": "arn:aws:sqs:us-east-2:123456789012:fifo.fifo",
+    "awsRegion": "us-east-2",
+}
+
+
+def test_a_record_is_a_received_message():
+    assert records_of({"Records": [RECORD]}) == [RECORD]
+    assert message_of(RECORD) == {
+        "MessageId": RECORD["messageId"],
+        "ReceiptHandle": RECORD["receiptHandle"],
+        "Body": "Test message.",
+        "MD5OfBody": RECORD["md5OfBody"],
+        "Attributes": RECORD["attributes"],
+        "MessageAttributes": {
+            "kind": {"DataType": "String", "StringValue": "order"},
+            "seal": {"DataType": "Binary", "BinaryValue": b"\0\1"},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "got"),
+    [
+        ({"key1": "value1"}, r"the keys \['key1'\]"),
+        ({"Records": [{"eventSource": "aws:s3"}]}, r"the keys \['Records'\]"),
+        ({"Records": [None]}, "the keys"),
+        ([], "a list"),
+        (None, "a NoneType"),
+    ],
+)
+def test_other_events_are_refused(event, got):
+    with pytest.raises(ValueError, match=f"expected the event of an SQS event source mapping.*got {got}"):
+        records_of(event)

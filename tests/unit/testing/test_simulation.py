@@ -6,12 +6,15 @@ import asyncio
 import functools
 import logging
 import pickle
+import re
 import sqlite3
 from contextlib import closing, suppress
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from celery import Task
+from celery import Task, _state, chord
+from support.app import without_shared_tasks
 
 from celery_sqs_visibility import testing
 from celery_sqs_visibility.testing import Simulation, SimulationFailedError, simulate
@@ -402,21 +405,6 @@ def test_a_fifo_queue_makes_no_duplicates(app, now):
     assert not any("a second time" in sim.story() for sim in seen)
 
 
-def test_a_chain_goes_on_in_each_schedule(app, now):
-    @app.task(max_retries=5, error_visibility_timeout=10)
-    def step(number):
-        now["sim"].effect(number)
-        return number + 1
-
-    @simulate(seeds=50)
-    def test(sim):
-        now["sim"] = sim
-        sim.run(step.s(1) | step.s())
-        assert {1, 2} <= set(sim.effects)
-
-    test()
-
-
 def test_the_public_names_are_all_there():
     assert dir(testing) == sorted(testing.__all__)
     assert all(hasattr(testing, name) for name in testing.__all__)
@@ -574,3 +562,50 @@ def test_an_attribute_of_a_mock_and_a_setting_are_as_they_were(app):
 def test_once_needs_an_effect():
     with Simulation(None) as sim, pytest.raises(AssertionError, match="and none took place"):
         sim.once()
+
+
+@pytest.mark.parametrize("backend", ["cache+memory://", "file://{}"], ids=["it counts ends", "it is polled"])
+def test_a_correct_chord_whose_members_run_twice_raises_no_alarm(app, backend, tmp_path, monkeypatch):
+    monkeypatch.delenv(SEED_VARIABLE, raising=False)
+    app.conf.result_backend = backend.format(tmp_path)
+
+    @app.task(max_retries=20)
+    def member(number):
+        simulations[-1].effect(number)
+        return number
+
+    @app.task(max_retries=20)
+    def body(numbers):
+        simulations[-1].sums.append(sum(numbers))
+
+    simulations = []
+
+    @simulate(seeds=80)
+    def test(sim):
+        simulations.append(sim)
+        sim.sums = []
+        sim.run(chord([member.s(1), member.s(2)], body.s()))
+        assert set(sim.sums) == {3}
+
+    test()
+    again = [sim for sim in simulations if len(sim.effects) > 2]
+    assert len(again) > 10
+
+
+PAGE = Path(__file__).parents[3] / "docs/testing.md"
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_failure_on_the_page_is_that_of_its_example(monkeypatch):
+    monkeypatch.setattr(_state._tls, "current_app", None)
+    without_shared_tasks(monkeypatch)
+    shown = []
+    (example,) = [block for block in blocks("python") if "SimulationFailedError" in block]
+    told = example.replace("as failure:\n", "as failure:\n    shown.append(str(failure))\n")
+    names = {"__name__": "testing_1", "shown": shown}
+    exec(compile(told, PAGE.name, "exec"), names)
+    assert blocks("text") == [f"{shown[0]}\n"]
+    names["app"].close()

@@ -45,14 +45,6 @@ def test_a_task_backs_off_as_its_delays_say_and_becomes_a_dead_letter(fails):
     ]
 
 
-def test_minutes_of_delays_take_no_time(fails):
-    with turned_time() as turned:
-        turned.run(fails.s())
-        began = time.process_time()
-        turned.run(fails.s())
-        assert time.process_time() - began < 1
-
-
 def test_the_account_is_a_story(fails):
     with turned_time() as turned:
         account = turned.run(fails.s())

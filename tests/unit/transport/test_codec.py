@@ -30,6 +30,7 @@ from celery_sqs_visibility.transport.codec import (
     encode_message,
     encode_payload,
     eta_of,
+    read_json,
     with_eta,
 )
 
@@ -237,12 +238,6 @@ def test_a_fifo_message_without_a_deduplication_id_gets_one_of_its_own():
     assert again.deduplication_id == first.deduplication_id  # SQS may have it already
 
 
-def test_a_group_may_be_a_number_or_a_uuid():
-    group = uuid.uuid4()
-    outgoing = encode_message(task(MessageGroupId=group, MessageDeduplicationId=7), FIFO, base64_encoded=True)
-    assert (outgoing.group_id, outgoing.deduplication_id) == (str(group), "7")
-
-
 @pytest.mark.parametrize("space", [" ", "\n", "\r\n"], ids=repr)
 @BOTH
 def test_space_around_a_body_is_no_obstacle_as_with_kombu(space, base64_encoded):
@@ -397,3 +392,24 @@ def test_an_eta_for_which_memory_lacks_is_no_fault_of_its_message(monkeypatch):
     monkeypatch.setattr(codec, "maybe_iso8601", lack)
     with pytest.raises(MemoryError):
         codec.eta_of({"eta": "2026-01-01T12:00:00"})
+
+
+space = st.text(" \t\r\n", max_size=2)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(space, values, space)
+def test_a_value_is_read_with_and_without_white_space_around_it(before, value, after):
+    assert read_json(before + json.dumps(value) + after) == value
+
+
+@pytest.mark.parametrize("text", ["", " ", "{", "nothing", "{} {}", "[1]]", "\ufeff{}"])
+def test_what_is_no_value_is_refused_as_by_json(text):
+    with pytest.raises(json.JSONDecodeError) as expected:
+        json.loads(text)
+    with pytest.raises(json.JSONDecodeError) as refused:
+        read_json(text)
+    assert str(refused.value) == str(expected.value)

@@ -198,11 +198,6 @@ def test_celerys_own_exchanges_cost_nothing(site, channel, name, kind):
     assert site.sns.calls == []
 
 
-def test_topic_exchanges_stay_refused(channel):
-    with pytest.raises(UnroutableError, match="Use a direct exchange"):
-        publish(channel, exchange=Exchange("logs", type="topic"))
-
-
 def test_in_a_block_of_publish_batch_a_broadcast_goes_out_at_once(site, channel):
     app = Celery("sender", set_as_current=False)
     app.connection_for_write = lambda: site.connect(supports_fanout=True)

@@ -24,15 +24,6 @@ def received(body):
     return {"MessageId": "m", "ReceiptHandle": "h", "Body": body, "Attributes": {}}
 
 
-def test_a_worker_reads_it():
-    opened = decode_message(sqs_queue(), received(task_message("proj.add", [1], {"y": 2})))
-    kombus = Message(opened.payload, CHANNEL)
-    validate(kombus, {"proj.add": None})
-    assert opened.task == "proj.add"
-    args, kwargs, _ = kombus.payload
-    assert (args, kwargs) == ([1], {"y": 2})
-
-
 def test_ids_are_fresh_unless_given():
     first, second = (json.loads(task_message("proj.add"))["headers"]["id"] for _ in range(2))
     assert first != second
