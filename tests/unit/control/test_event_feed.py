@@ -41,12 +41,12 @@ def encode(message):
 
 
 class World:
-    def __init__(self):
+    def __init__(self, *, lingers=True):
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queue = factories.queue(self.sqs, "celeryev")
         self.gone, self.dropped = [], []
-        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock)
+        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock, lingers=lingers)
         self.unsubscribe = subscribe(self.dropped.append, EventsDropped)
 
     def submit(self, *numbers):
@@ -56,6 +56,23 @@ class World:
     def later(self, seconds=LINGER_SECONDS):
         self.clock.advance(seconds)
         return work_off(self.feed.lane)
+
+    def count(self, action):
+        return len(factories.requests(self.sqs, action))
+
+    def send(self, seconds, *, receives=False):
+        """An event each second; how many requests brought them."""
+        before = self.count(SENDS)
+        for number in range(int(seconds)):
+            self.submit(number)
+            self.later(1)
+            if receives:
+                self.receive()
+        return self.count(SENDS) - before
+
+    def receive(self):
+        """What is received stays in flight until it expires."""
+        self.sqs.receive(self.queue.url, 10, 0, ReceiveOptions(visibility_timeout=600))
 
     @property
     def sent(self):
@@ -232,76 +249,44 @@ def test_a_request_has_ten_messages_and_so_many_bytes_at_the_most():
     assert bytes_of(take_batch(deque([message("x" * (2 * BATCH_BYTES))]))) > BATCH_BYTES
 
 
-class MonitoredWorld:
-    def __init__(self, *, lingers=True):
-        self.clock = FakeClock()
-        self.sqs = FakeSQS(self.clock)
-        self.queue = factories.queue(self.sqs, "celeryev")
-        self.feed = EventFeed(
-            self.queue, lambda each: OutgoingMessage(each.body), print, self.clock, lingers=lingers
-        )
-
-    def count(self, action):
-        return len(factories.requests(self.sqs, action))
-
-    def send(self, seconds, *, receives=False):
-        """An event each second; how many requests brought them."""
-        before = self.count(SENDS)
-        for _ in range(int(seconds)):
-            self.feed.submit(EventMessage("{}", {}))
-            self.clock.advance(1)
-            work_off(self.feed.lane)
-            if receives:
-                self.receive()
-        return self.count(SENDS) - before
-
-    def receive(self):
-        """What is received stays in flight until it expires."""
-        self.sqs.receive(self.queue.url, 10, 0, ReceiveOptions(visibility_timeout=600))
+def test_a_monitor_that_receives_gets_all_and_is_looked_at_seldom(world):
+    assert world.send(300, receives=True) == 300
+    assert world.count(ASKS) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
 
 
-@pytest.fixture
-def monitored():
-    return MonitoredWorld()
-
-
-def test_a_monitor_that_receives_gets_all_and_is_looked_at_seldom(monitored):
-    assert monitored.send(300, receives=True) == 300
-    assert monitored.count(ASKS) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
-
-
-def test_a_monitor_that_receives_no_more_gets_few_until_it_receives_again(monitored, caplog):
+def test_a_monitor_that_receives_no_more_gets_few_until_it_receives_again(world, caplog):
     caplog.set_level("INFO")
-    monitored.send(LIVENESS_CHECKS * LIVENESS_CHECK_SECONDS + 1)
-    assert monitored.send(300) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
+    world.send(LIVENESS_CHECKS * LIVENESS_CHECK_SECONDS + 1)
+    assert world.send(300) == pytest.approx(300 / LIVENESS_CHECK_SECONDS, abs=1)
     assert caplog.text.count("receives no more") == 1
-    monitored.receive()
-    monitored.send(LIVENESS_CHECK_SECONDS + 1)
-    assert monitored.send(100, receives=True) == 100
+    world.receive()
+    world.send(LIVENESS_CHECK_SECONDS + 1)
+    assert world.send(100, receives=True) == 100
     assert caplog.text.count("receives again") == 1
 
 
-def test_without_the_right_it_gets_all(monitored, caplog):
+def test_without_the_right_it_gets_all(world, caplog):
     caplog.set_level("INFO")
-    monitored.sqs.fail_next(ASKS, AccessDeniedError("not allowed"))
-    assert monitored.send(300) == 300
+    world.sqs.fail_next(ASKS, AccessDeniedError("not allowed"))
+    assert world.send(300) == 300
     assert caplog.text.count("allow sqs:GetQueueAttributes") == 1
 
 
-def test_an_error_that_passes_says_nothing_about_it(monitored):
-    monitored.sqs.fail_next(ASKS, UnavailableError("no answer"))
-    assert monitored.send(2 * LIVENESS_CHECK_SECONDS + 1) == 2 * LIVENESS_CHECK_SECONDS + 1
+def test_an_error_that_passes_says_nothing_about_it(world):
+    world.sqs.fail_next(ASKS, UnavailableError("no answer"))
+    assert world.send(2 * LIVENESS_CHECK_SECONDS + 1) == 2 * LIVENESS_CHECK_SECONDS + 1
 
 
 def test_a_client_does_not_look():
-    monitored = MonitoredWorld(lingers=False)
-    assert monitored.send(300) == 300
-    assert monitored.count(ASKS) == 0
+    world = World(lingers=False)
+    world.unsubscribe()
+    assert world.send(300) == 300
+    assert world.count(ASKS) == 0
 
 
-def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_once(monitored):
-    now = monitored.clock.monotonic()
-    listener = Liveness(monitored.queue, monitored.clock)
+def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_once(world):
+    now = world.clock.monotonic()
+    listener = Liveness(world.queue, world.clock)
     for waiting, received, silent in (
         (1, 0, False),
         (0, 1, False),
@@ -313,4 +298,4 @@ def test_a_monitor_is_silent_after_as_many_looks_as_ever_when_it_has_received_on
         assert listener.is_silent == silent
     listener._judge(1, 1)
     assert not listener.is_silent
-    assert monitored.clock.monotonic() == now
+    assert world.clock.monotonic() == now

@@ -46,8 +46,8 @@ class EnoughError(BaseException):
 class World:
     """An inbox whose thread is the test's, and whose pauses take no time."""
 
-    def __init__(self, **options):
-        self.clock = FakeClock()
+    def __init__(self, clock=None, **options):
+        self.clock = clock or FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queues = ControlQueues(self.sqs, "p-", {}, self.clock)
         self.messages, self.started, self.pauses = [], [], []
@@ -405,21 +405,12 @@ def test_sweeps_of_a_fleet_are_spread_over_an_hour(make, monkeypatch, chance, mo
     assert world.inbox._sweep_at == now + most * SWEEP_SECONDS
 
 
-class LiveWorld:
-    """An inbox on an SQS of its own."""
+class LiveWorld(World):
+    """An inbox with threads of its own."""
 
-    def __init__(self, clock=SYSTEM_CLOCK, **options):
-        self.sqs = FakeSQS(clock)
-        self.queues = ControlQueues(self.sqs, "p-", {}, clock)
-        self.messages = []
-        self.inbox = Inbox(self.queues, EXCHANGE, "a@host", self.messages.append, clock, **options)
-
-    def turn(self):
-        """What the thread does once."""
-        self.inbox._poll(self.inbox._queue or self.inbox._create())
-
-    def urls(self):
-        return self.sqs.list_queues("p-")
+    def __init__(self):
+        super().__init__(SYSTEM_CLOCK)
+        self.inbox._stopped = threading.Event()
 
 
 @pytest.fixture
@@ -450,7 +441,7 @@ def test_messages_are_received_once_and_the_queue_ends_with_it(live):
 
 def test_who_is_slow_has_the_rest_stay_at_sqs(monkeypatch):
     monkeypatch.setattr(inboxes, "FULL_PAUSE_SECONDS", 0)
-    live = LiveWorld(FakeClock(), is_full=lambda: len(live.messages) >= 10)
+    live = World(is_full=lambda: len(live.messages) >= 10)
     queue = live.inbox._create()
     for _ in range(12):
         live.sqs.send(queue.url, OutgoingMessage("event"))
@@ -465,20 +456,18 @@ def test_who_is_slow_has_the_rest_stay_at_sqs(monkeypatch):
 
 
 def test_the_first_poll_after_an_error_is_short_so_that_its_end_is_known_soon():
-    live = LiveWorld(FakeClock())
+    live = World()
     live.turn()
     live.turn()
-    live.inbox._stopped.wait = lambda _seconds: None
     live.inbox._failed(ThrottledError("slow down"))
     live.turn()
     assert [each["wait"] for each in requests(live.sqs, "ReceiveMessage")] == [0, 20, 1]
 
 
 def test_it_polls_on_while_its_sign_of_life_is_refused(caplog):
-    clock = FakeClock()
-    live = LiveWorld(clock)
+    live = World()
     live.turn()
-    clock.advance(SIGN_OF_LIFE_SECONDS)
+    live.clock.advance(SIGN_OF_LIFE_SECONDS)
     live.sqs.fail_next("TagQueue", AccessDeniedError("allow sqs:TagQueue"))
     live.turn()
     assert len(requests(live.sqs, "ReceiveMessage")) == 2
@@ -503,7 +492,7 @@ def test_a_helper_ends_with_its_error(live):
 
 
 def test_a_fleet_does_nothing_at_the_same_time():
-    worlds = [LiveWorld(FakeClock(), sweeps=[EXCHANGE]) for _ in range(20)]
+    worlds = [World(sweeps=[EXCHANGE]) for _ in range(20)]
     sweeps = sorted(each.inbox._sweep_at - each.inbox._clock.monotonic() for each in worlds)
     assert 0 <= sweeps[0] < sweeps[-1] <= FIRST_SWEEP_SECONDS
     assert sweeps[-1] - sweeps[0] > FIRST_SWEEP_SECONDS / 10
@@ -527,7 +516,7 @@ def test_an_error_that_stays_is_met_seldom_and_at_no_fixed_time(error, failures,
 
 def test_a_helper_that_cannot_be_started_is_no_helper_less(monkeypatch):
     monkeypatch.setattr(inboxes, "start_thread", lambda *_: None)
-    live = LiveWorld(FakeClock())
+    live = World()
     queue = live.inbox._create()
     for _ in range(inboxes.MAX_HELPERS + 1):
         for _ in range(10):
@@ -537,7 +526,7 @@ def test_a_helper_that_cannot_be_started_is_no_helper_less(monkeypatch):
 
 
 def test_what_one_receive_brings_is_delivered_in_the_order_in_which_it_was_sent(monkeypatch):
-    live = LiveWorld(FakeClock())
+    live = World()
     queue = live.inbox._create()
     brought = [
         {"Body": body, "MessageId": body, "Attributes": {"SentTimestamp": sent}}

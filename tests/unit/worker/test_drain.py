@@ -217,25 +217,19 @@ def test_messages_are_given_back_before_and_after_the_polls_and_those_of_runs_wh
     ]
 
 
-def test_a_worker_without_runs_hands_back_when_its_polls_have_ended(world):
-    world.consumer.polls_end = world.began + 3
-    world.drain.begin()
+@pytest.mark.parametrize(
+    ("polls_end", "runs_end", "timeout", "handed"),
+    [(3, -math.inf, None, 3), (0, 7, None, 7), (math.inf, math.inf, 4, 4)],
+    ids=["no runs", "runs that end in time", "runs that do not"],
+)
+def test_messages_are_handed_back_when_polls_and_runs_have_ended_or_time_is_over(
+    world, polls_end, runs_end, timeout, handed
+):
+    world.consumer.polls_end = world.began + polls_end
+    world.consumer.runs_end = world.began + runs_end
+    world.drain.begin(timeout)
     assert world.run() is None
-    assert world.instants("q hands back") == [3]
-
-
-def test_a_worker_whose_runs_end_is_not_held_up_until_its_time_is_over(world):
-    world.consumer.runs_end = world.began + 7
-    world.drain.begin()
-    assert world.run() is None
-    assert world.instants("q hands back") == [7]
-
-
-def test_runs_have_their_time_while_polls_are_waited_for_and_no_longer(world):
-    world.consumer.runs_end = world.consumer.polls_end = math.inf
-    world.drain.begin(4)
-    world.run()
-    assert world.instants("q hands back") == [4]
+    assert world.instants("q hands back") == [handed]
 
 
 @pytest.mark.parametrize(("first", "second", "handed"), [(20, 2, 7), (7, 20, 7)])
@@ -398,18 +392,14 @@ def test_a_run_that_ends_in_time_is_not_ended(world):
     assert world.clock.monotonic() < world.began + TIMEOUT
 
 
-def test_a_process_is_over_before_sigkill(graceful):
+@pytest.mark.parametrize(
+    ("timeout", "over"), [(28, 30 - BEFORE_SIGKILL_SECONDS), (29.8, 29.8 + RECHECK_SECONDS)]
+)
+def test_a_process_is_over_before_sigkill_but_has_a_moment_however_near_that_is(graceful, timeout, over):
     graceful.active.append(Run(graceful))
-    graceful.drain.begin(28)
+    graceful.drain.begin(timeout)
     assert graceful.run() == 0
-    assert graceful.clock.monotonic() == graceful.began + 30 - BEFORE_SIGKILL_SECONDS
-
-
-def test_a_process_whose_sigkill_is_near_has_a_moment_all_the_same(graceful):
-    graceful.active.append(Run(graceful))
-    graceful.drain.begin(29.8)
-    assert graceful.run() == 0
-    assert graceful.clock.monotonic() == pytest.approx(graceful.began + 29.8 + RECHECK_SECONDS)
+    assert graceful.clock.monotonic() == pytest.approx(graceful.began + over)
 
 
 def test_a_run_that_began_meanwhile_is_ended_before_the_process(world):
@@ -767,15 +757,14 @@ def test_runs_have_all_but_five_seconds_of_the_grace_period_unless_the_option_sa
 
 
 @pytest.mark.parametrize(
-    ("timeout", "warns"), [(30 - MARGIN_SECONDS, False), (30 - MARGIN_SECONDS + 1, True)]
+    ("timeout", "grace", "warning"),
+    [
+        (30 - MARGIN_SECONDS, 30, ""),
+        (30 - MARGIN_SECONDS + 1, 30, "set at most 28"),
+        (1, 1, "set at most 0"),
+    ],
 )
-def test_a_shutdown_timeout_that_sigkill_cuts_off_is_warned_of(monkeypatch, caplog, timeout, warns):
-    monkeypatch.setenv(GRACE_VARIABLE, "30")
-    assert shutdown_times(timeout) == (timeout, 30)
-    assert ("set at most 28" in caplog.text) == warns
-
-
-def test_a_grace_that_leaves_no_time_lets_none_to_runs(monkeypatch, caplog):
-    monkeypatch.setenv(GRACE_VARIABLE, "1")
-    shutdown_times(1)
-    assert "set at most 0" in caplog.text
+def test_a_shutdown_timeout_that_sigkill_cuts_off_is_warned_of(monkeypatch, caplog, timeout, grace, warning):
+    monkeypatch.setenv(GRACE_VARIABLE, str(grace))
+    assert shutdown_times(timeout) == (timeout, grace)
+    assert (warning in caplog.text, len(caplog.records)) == (True, bool(warning))

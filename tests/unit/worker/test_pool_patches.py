@@ -241,6 +241,12 @@ def test_a_pool_that_has_stopped_has_as_many_slots_as_before():
     assert slots_of(consumer_of(pool), WorkerContext()) == Slots(3, 12, idle=True)
 
 
+def applied(target, args, kwargs, **options):
+    """As `celery.concurrency.base.apply_target`."""
+    options["accept_callback"](1, 2.0)
+    options["callback"](target(*args, **kwargs))
+
+
 def watched(apply_async, *, processes):
     """The `apply_async` of a watched pool that applies so."""
     pool = SimpleNamespace(apply_async=apply_async)
@@ -339,10 +345,6 @@ def test_the_end_of_a_run_that_was_acknowledged_before_is_told(processes, fails,
 
 @pytest.mark.parametrize("where", ["accepted", "success"])
 def test_where_the_pool_cannot_tell_of_a_run_its_message_comes_back(where):
-    def apply_async(target, args, kwargs, **options):  # as `celery.concurrency.base.apply_target`
-        options["accept_callback"](1, 2.0)
-        options["callback"](target(*args, **kwargs))
-
     def raise_at(point, *_):
         if point == where:
             raise MemoryError
@@ -351,7 +353,7 @@ def test_where_the_pool_cannot_tell_of_a_run_its_message_comes_back(where):
     request = Asked(acks_late=True)
     request._message = SimpleNamespace(come_back=came_back.append)
     request.on_accepted = MethodType(lambda *_: raise_at("accepted"), request)
-    watched(apply_async, processes=False)(
+    watched(applied, processes=False)(
         lambda: request.told.append("run"),
         accept_callback=request.on_accepted,
         callback=lambda _: raise_at("success"),
@@ -375,12 +377,8 @@ def test_a_run_that_a_pool_of_threads_loses_is_known_to_be_gone_though_celery_ke
 
 
 def test_what_was_given_back_is_not_run_and_nothing_is_raised_where_a_green_pool_would_print_it():
-    def apply_async(target, args, kwargs, **options):  # as `celery.concurrency.base.apply_target`
-        options["accept_callback"](1, 2.0)
-        options["callback"](target(*args, **kwargs))
-
     request = Asked(acks_late=True, given_back=True)
-    assert request.apply(apply_async, processes=False) == ["accepted"]
+    assert request.apply(applied, processes=False) == ["accepted"]
 
 
 def test_an_error_of_a_run_is_told_as_a_process_would_tell_it():
@@ -390,12 +388,6 @@ def test_an_error_of_a_run_is_told_as_a_process_would_tell_it():
         lambda: 1 / 0, accept_callback=request.on_accepted, callback=ended.append
     )
     assert [type(result.exception.exc) for result in ended] == [ZeroDivisionError]
-
-
-def applied(target, args, kwargs, **options):
-    """As `celery.concurrency.base.apply_target`."""
-    options["accept_callback"](1, 2.0)
-    options["callback"](target(*args, **kwargs))
 
 
 def test_a_run_of_no_request_of_ours_needs_no_callbacks_and_its_errors_are_its_callers():

@@ -34,7 +34,6 @@ from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker import validation
-from celery_sqs_visibility.worker import validation as module
 from celery_sqs_visibility.worker.validation import CHECKS, NOT_REGISTERED, BadMessages, validate
 
 QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
@@ -479,7 +478,7 @@ def test_celery_gets_valid_messages_only(bad, consumer, monkeypatch, error, reas
         if error is not None:
             raise error
 
-    monkeypatch.setattr(module, "validate", validate)
+    monkeypatch.setattr(validation, "validate", validate)
     message = StubMessage(task="task")
     bad.validating(handled.append)(message)
     assert asked == [(message, consumer.strategies)]
@@ -488,6 +487,6 @@ def test_celery_gets_valid_messages_only(bad, consumer, monkeypatch, error, reas
 
 
 def test_a_task_with_named_arguments_is_valid():
-    message = StubMessage(payload=[[], {"page": 1}, module.NOTHING_EMBEDDED], task="task", id="id")
+    message = StubMessage(payload=[[], {"page": 1}, validation.NOTHING_EMBEDDED], task="task", id="id")
     message.properties = {}
-    module.validate(message, {"task": "strategy"})
+    validation.validate(message, {"task": "strategy"})

@@ -416,18 +416,14 @@ def test_what_was_acknowledged_before_is_run_however_often_it_was_received(make)
     assert not one.revoked()
 
 
-def test_the_loss_of_a_run_that_was_cancelled_is_no_failure(make, failures):
+@pytest.mark.parametrize(
+    ("mark", "settled"), [("_already_cancelled", [RELEASE]), ("_already_revoked", [Delete()])]
+)
+def test_the_loss_of_a_run_that_was_cancelled_or_revoked_is_no_failure(make, failures, mark, settled):
     one = make()
-    one.say_cancelled()
+    setattr(one, mark, True)
     one.on_failure(exc_info(LOST))
-    assert failures == []
-
-
-def test_the_loss_of_a_run_that_was_revoked_is_celerys(make, failures):
-    one = make()
-    one._already_revoked = True
-    one.on_failure(exc_info(LOST))
-    assert one.holder.settled == [Delete()]
+    assert one.holder.settled == settled
     assert failures == []
 
 

@@ -75,7 +75,3 @@ def test_a_run_is_ended_by_the_signal_of_that_name_if_there_is_a_pool():
     WorkerContext(pool).kill(4711, "SIGKILL")
     WorkerContext(None).kill(4711, "SIGKILL")
     assert pool.ended == [(4711, 9)]
-
-
-def test_a_request_outside_a_worker_has_no_processes():
-    assert not WorkerContext().has_processes
