@@ -19,20 +19,11 @@ from kombu import Connection
 from pytest_celery import CeleryBrokerCluster, CeleryTestBroker, CeleryTestContainer, CeleryTestSetup
 from pytest_docker_tools import container, fxtr
 
-CELERY_SQS_BROKER: Final = "celery_sqs_broker"
-DEFAULT_SQS_BROKER: Final = "default_sqs_broker"
-
 #: moto's own image. Any that has `moto_server` will do.
 SQS_IMAGE: Final = "motoserver/moto"
 SQS_PORT: Final = 5000
 PORT_NAME: Final = f"{SQS_PORT}/tcp"
-SQS_PORTS: Final = {PORT_NAME: None}
 SQS_REGION: Final = "us-east-1"
-SQS_ENV: Final[dict[str, str]] = {}
-SQS_CONTAINER_TIMEOUT: Final = 60
-
-#: moto takes any credentials; in the URL they need no variable of the environment.
-SQS_PREFIX: Final = "sqs://test:test@"
 
 
 class SQSContainer(CeleryTestContainer):
@@ -47,7 +38,7 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """URLs for workers, which are containers, and for the test, which is not."""
+        """URLs for workers, which run in containers, and for the test, which does not."""
         return {
             "url": self.url,
             "host_url": self.host_url,
@@ -84,7 +75,7 @@ class SQSContainer(CeleryTestContainer):
 
     @classmethod
     def entrypoint(cls) -> list[str]:
-        """The program, whatever that of the image is."""
+        """The program, also for images with another one."""
         return ["moto_server"]
 
     @classmethod
@@ -95,7 +86,7 @@ class SQSContainer(CeleryTestContainer):
     @classmethod
     def initial_env(cls) -> dict[str, str]:
         """Its environment."""
-        return SQS_ENV
+        return {}
 
     @classmethod
     def image(cls) -> str:
@@ -105,12 +96,12 @@ class SQSContainer(CeleryTestContainer):
     @classmethod
     def ports(cls) -> dict[str, None]:
         """Ports that are free on this machine."""
-        return SQS_PORTS
+        return {PORT_NAME: None}
 
     @classmethod
     def prefix(cls) -> str:
-        """Beginning of the URL: scheme and credentials."""
-        return SQS_PREFIX
+        """The URL's scheme and credentials: moto takes any, and in the URL they need no environment variable."""
+        return "sqs://test:test@"
 
     @property
     def ready_prompt(self) -> str:
@@ -129,7 +120,7 @@ TRANSPORT_OPTIONS: Final = {"region": SQS_REGION, "is_secure": False, "wait_time
 
 
 class SQSTestSetup(CeleryTestSetup):
-    """A set-up whose app uses this package's transport, if its broker is SQS."""
+    """Gives apps with an SQS broker this package's transport."""
 
     @classmethod
     def update_app_config(cls, app: Celery[Any]) -> None:
@@ -178,7 +169,7 @@ default_sqs_broker = container(
     environment=fxtr("default_sqs_broker_env"),
     network="{default_pytest_celery_network.name}",
     wrapper_class=SQSContainer,
-    timeout=SQS_CONTAINER_TIMEOUT,
+    timeout=60,
     command=fxtr("default_sqs_broker_command"),
     entrypoint=fxtr("default_sqs_broker_entrypoint"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import logging
@@ -14,24 +13,21 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
-from support.badmessages import encoded, envelope, old_body
-from support.factories import TIMEOUT
+from support.factories import EVERYTHING
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
 from celery_sqs_visibility import OptionError, task_message
-from celery_sqs_visibility.aws.port import BatchResult
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.endings import OUTCOMES
-from celery_sqs_visibility.core.settlements import RELEASE, Delete
-from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, ThrottledError
-from celery_sqs_visibility.events import DeliveryEnded, Released, subscribe
+from celery_sqs_visibility.delivery.settle.dead_letters import described
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    UnavailableError,
+)
+from celery_sqs_visibility.events import DeliveryEnded
 from celery_sqs_visibility.operate.metrics.emf import LOGGER, UNITS
+from celery_sqs_visibility.policy.payload_pointers import pointer_body, size_attribute
 from celery_sqs_visibility.serverless.handler import message_of, records_of
-
-OLD = old_body(task="note", args=["a"])
-
-
-def broken(body, attributes):
-    raise KeyError(body)
 
 
 def test_what_succeeds_is_left_to_lambda_and_what_fails_is_hidden_and_reported(world):
@@ -54,71 +50,6 @@ def test_with_remote_control_neither_a_function_nor_a_publisher_makes_a_queue_fo
     assert not later & {"CreateQueue", "ListQueues", "TagQueue"}
     with world.app.connection_for_write() as connection:
         assert "control" not in vars(connection.transport.context), "nor has it a thread"
-
-
-def test_the_last_attempt_is_a_failure_and_a_dead_letter(world):
-    handler = world.handler()
-    world.send("bad")
-    assert world.invoke(handler) == ["bad"]
-    world.clock.advance(10)
-    assert world.invoke(handler) == []
-    assert [retries for _, retries, *_ in world.ran] == [0, 1]
-    assert world.state("bad") == "FAILURE"
-    assert world.letters() == ["failed at its last attempt"]
-    assert factories.left(world.queue) == 0
-
-
-def test_a_run_knows_its_queue_and_what_is_left_of_the_invocation(world):
-    world.send("a")
-    world.invoke(seconds=50)
-    ((_, _, queue, remaining),) = world.ran
-    assert queue == "q"
-    assert remaining == pytest.approx(49, abs=2)
-
-
-def test_a_run_may_have_its_message_hidden_for_longer(world):
-    world.send("extend")
-    assert world.invoke() == []
-    assert world.changes() == [pytest.approx(100, abs=2)]
-
-
-@pytest.mark.parametrize(
-    ("refused", "raised"),
-    [
-        (AccessDeniedError("no right"), "TimeoutError: SQS has not confirmed .* for 10[01] s: no right"),
-        (ReceiptHandleInvalidError("expired"), "VisibilityLostError: the message's visibility has lapsed"),
-    ],
-)
-def test_a_run_is_told_where_its_message_cannot_be_hidden_for_longer(world, caplog, refused, raised):
-    world.send("extend")
-    world.sqs.fail_next(CHANGES, refused)
-    assert world.invoke() == ["extend"]
-    assert world.state("extend") == "RETRY"
-    assert re.search(raised, caplog.text)
-
-
-@pytest.mark.parametrize(
-    ("key", "reported", "changes", "letters"),
-    [("release", ["release"], [0], []), ("reject", [], [], ["rejected by the task"])],
-)
-def test_what_a_task_rejects_comes_back_or_is_a_dead_letter(world, key, reported, changes, letters):
-    world.send(key)
-    assert world.invoke() == reported
-    assert world.changes() == changes
-    assert world.letters() == letters
-
-
-@pytest.mark.parametrize(("key", "failed"), [("a", []), ("bad", [])])
-def test_a_stock_task_keeps_celerys_behaviour(world, key, failed):
-    world.send(key, task="stock")
-    assert world.invoke() == failed
-
-
-def test_before_time_runs_out_the_rest_is_given_back(world):
-    world.send("a", "b", "c", seconds=20)
-    assert world.invoke(seconds=42) == ["c"]
-    assert world.changes() == [0]
-    assert factories.counts(world.queue) == (1, 0)
 
 
 def test_a_fifo_group_stops_at_its_first_failure(make):
@@ -154,15 +85,6 @@ def test_what_would_end_a_process_takes_no_success_with_it(world, key):
     assert set(failed) == {key, "b"} - ran | {key}
 
 
-@pytest.mark.parametrize("task", ["note", "stock"])
-def test_a_task_that_shuts_its_worker_down_ends_the_batch(world, caplog, task):
-    world.send("a", "shutdown", "b", "c", task=task)
-    assert world.invoke() == ["shutdown", "b", "c"]
-    assert [key for key, *_ in world.ran] == ["a", "shutdown"]
-    assert world.changes() == [0, 0]
-    assert "a task of queue 'q' ended with WorkerShutdown(0)" in caplog.text
-
-
 def test_events_run_tasks(world):
     factories.send(world.queue, json.dumps(s3_notification()))
     world.app.tasks["note"].run = lambda record: world.ran.append(record["eventName"])
@@ -191,85 +113,6 @@ def test_a_bad_message_is_a_dead_letter(world, body, reason):
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     (letter,) = world.letters()
     assert letter.startswith(reason)
-
-
-def test_several_records_become_messages_of_their_own(world):
-    factories.send(world.queue, json.dumps(s3_notification(s3_record(), s3_record())))
-    handler, event = world.handler(), world.event()
-    assert handler(event, Invocation(60)) == {"batchItemFailures": []}
-    assert world.ran == []
-    assert factories.counts(world.queue) == (2, 1)
-
-
-def test_several_records_that_cannot_be_sent_are_a_bad_message(make):
-    world = make(letters=None)
-    factories.send(world.queue, json.dumps(s3_notification(s3_record(), s3_record())))
-    world.sqs.fail_next("SendMessageBatch", AccessDeniedError("no"))
-    handler, event = world.handler(), world.event()
-    assert len(handler(event, Invocation(60))["batchItemFailures"]) == 1
-    assert factories.left(world.queue) == 1
-
-
-def test_what_this_process_has_finished_and_lambda_has_not_deleted_does_not_run_again(world):
-    handler = world.handler()
-    world.send("a")
-    handler(world.event(), Invocation(60))
-    world.clock.advance(TIMEOUT)
-    assert world.invoke(handler) == []
-    assert [key for key, *_ in world.ran] == ["a"]
-    assert factories.left(world.queue) == 0
-
-
-def test_a_message_under_two_receipts_runs_once(world):
-    world.send("a")
-    (first,) = world.event()["Records"]
-    world.clock.advance(TIMEOUT)
-    (second,) = world.event()["Records"]
-    assert world.handler()({"Records": [first, second]}, Invocation(60)) == {"batchItemFailures": []}
-    assert [key for key, *_ in world.ran] == ["a"]
-
-
-def test_an_adapter_that_raises_is_told_with_its_traceback(make, caplog):
-    world = make(options={"message_adapter": f"{__name__}:broken"})
-    factories.send(world.queue, "text")
-    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
-    assert world.letters() == ["the message_adapter failed: KeyError('text')"]
-    assert any(each.exc_info and each.exc_info[0] is KeyError for each in caplog.records)
-
-
-def test_an_unknown_task_comes_back(world):
-    world.send("a", task="unknown")
-    assert world.invoke() == ["a"]
-    assert factories.left(world.dead) == 0
-
-
-@pytest.mark.parametrize(
-    ("action", "key", "sentence"),
-    [
-        (
-            CHANGES,
-            "bad",
-            "cannot hide or release messages of queue 'q', which takes sqs:ChangeMessageVisibility",
-        ),
-        ("SendMessage", "bad-last", "could not be sent, so the message comes back: no"),
-    ],
-)
-def test_what_sqs_refuses_is_told_and_comes_back(make, caplog, action, key, sentence):
-    world = make(most=1) if key == "bad-last" else make()
-    world.send(key)
-    error = AccessDeniedError("no") if action == CHANGES else ThrottledError("no")
-    world.sqs.fail_next(action, error)
-    assert world.invoke() == [key]
-    assert sentence in caplog.text
-    assert factories.left(world.queue) == 1
-
-
-def test_an_error_of_ours_takes_nothing_with_it(world, monkeypatch, caplog):
-    world.send("a", "b")
-    handler = world.handler()
-    monkeypatch.setattr(type(world.app), "uses_utc_timezone", lambda _: 1 / 0)
-    assert world.invoke(handler) == ["a", "b"]
-    assert "unexpected error with a message of 'q'" in caplog.text
 
 
 def test_no_records_are_no_failures(world):
@@ -319,220 +162,11 @@ def test_a_queue_has_options_of_its_own(make):
     assert world.changes() == [7]
 
 
-def put_event(world, records):
-    keys = [f"k{number}" for number in range(records)]
-    factories.send(world.queue, json.dumps(s3_notification(*[s3_record(key=key) for key in keys])))
-    return keys
-
-
-def slow_sends(world, monkeypatch, seconds):
-    send_batch = world.sqs.send_batch
-
-    def slowly(queue_url, messages, **options):
-        world.clock.advance(seconds)
-        return send_batch(queue_url, messages, **options)
-
-    monkeypatch.setattr(world.sqs, "send_batch", slowly)
-
-
-def records_in(world):
-    """The keys of the S3 objects in the queue's messages, which are not events any more."""
-    bodies = [each.body for each in world.sqs._queues[world.queue.url].messages]
-    return sorted(
-        json.loads(json.loads(base64.b64decode(b))["body"])[0][0]["s3"]["object"]["key"] for b in bodies
-    )
-
-
-def event_of(world):
-    """The one message with an event, or what is left of one, as Lambda receives it."""
-    while True:
-        found = [each for each in world.event()["Records"] if each["body"].startswith('{"Records"')]
-        if found:
-            return {"Records": found}
-
-
-def test_an_event_keeps_within_the_time_that_is_left_and_goes_on_where_it_stopped(make, monkeypatch):
-    world = make(letters=None)
-    keys, handler = put_event(world, 300), world.handler()
-    slow_sends(world, monkeypatch, 0.5)
-    for _ in range(5):
-        began, event = world.clock.monotonic(), event_of(world)
-        assert handler(event, Invocation(6)) == {"batchItemFailures": []}
-        assert world.clock.monotonic() - began <= 5
-        world.sqs.delete(world.queue.url, [event["Records"][0]["receiptHandle"]])
-        world.clock.advance(200)
-    assert records_in(world) == sorted(keys)
-    assert len(factories.requests(world.sqs, "SendMessageBatch")) == 30 + 4
-
-
-def test_an_event_for_which_time_is_too_short_is_given_back(world):
-    put_event(world, 30)
-    answer = world.handler()(world.event(), Invocation(1.5))
-    assert len(answer["batchItemFailures"]) == 1
-    assert factories.counts(world.queue) == (1, 0)
-    assert factories.requests(world.sqs, "SendMessageBatch") == []
-
-
-def test_an_outage_of_sends_ends_in_time_and_repeats_a_batch_at_the_most(world, monkeypatch):
-    keys, handler = put_event(world, 30), world.handler()
-    for _ in range(100):
-        world.sqs.fail_next("SendMessageBatch", ThrottledError("slow down"))
-    began = world.clock.monotonic()
-    event = world.event()
-    assert len(handler(event, Invocation(10))["batchItemFailures"]) == 1
-    assert world.clock.monotonic() - began <= 9
-    world.sqs._failures.clear()
-    world.clock.advance(200)
-    event = world.event()
-    assert handler(event, Invocation(10)) == {"batchItemFailures": []}
-    world.sqs.delete(world.queue.url, [event["Records"][0]["receiptHandle"]])
-    assert records_in(world) == sorted(keys)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [envelope(OLD, protocol=1), envelope(OLD, headers={"task": "note"})],
-    ids=["Celery's first protocol", "the first in the second's headers"],
-)
-def test_messages_of_older_publishers_run(world, message):
-    factories.send(world.queue, encoded(message))
-    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
-    assert [key for key, *_ in world.ran] == ["a"]
-
-
-def test_a_body_that_is_not_compressed_as_it_says_is_a_dead_letter(world):
-    factories.send(world.queue, encoded(envelope([], headers={"task": "note", "compression": "zlib"})))
-    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
-    assert len(world.letters()) == 1
-    assert world.ran == []
-
-
-def test_a_message_is_hidden_for_longer_without_a_lease_too_and_settled_once(world):
-    handler, now = world.handler(), world.clock.monotonic()
-    world.send("a")
-    ((delivery, _, _),) = handler._decoded(world.event()["Records"], now + 60)
-    delivery.extend(now + 100)
-    assert delivery.settle(RELEASE)
-    assert not delivery.settle(Delete())
-    assert world.changes() == [100, 0]
-    assert delivery.holder.done == set()
-
-
-def test_what_was_not_run_and_sqs_does_not_show_is_told_and_not_taken_for_given_back(world, caplog):
-    released = []
-    end = subscribe(released.append, Released)
-    world.send("a", "b", "c", seconds=20)
-    world.sqs.fail_next(CHANGES, AccessDeniedError("no right"))
-    assert world.invoke(seconds=42) == ["c"]
-    assert "cannot hide or release messages of queue 'q'" in caplog.text
-    assert world.invoke() == []
-    assert released == []
-    end()
-
-
-def change_slowly(world, monkeypatch, seconds):
-    """SQS takes `seconds` of the test's clock for each change of visibility."""
-    change = world.sqs.change_visibility
-
-    def slowly(*args, **options):
-        world.clock.advance(seconds)
-        return change(*args, **options)
-
-    monkeypatch.setattr(world.sqs, "change_visibility", slowly)
-
-
-def test_what_there_is_no_time_to_give_back_is_only_reported(world, monkeypatch, caplog):
-    handler = world.handler()
-    world.send("a", seconds=9)
-    world.send(*map(str, range(200)))
-    records = [record for _ in range(21) for record in world.event()["Records"]]
-    change_slowly(world, monkeypatch, 0.1)
-    until = world.clock.monotonic() + 10.5
-    answer = handler({"Records": records}, Invocation(10.5))
-    assert world.clock.monotonic() < until
-    assert len(answer["batchItemFailures"]) == 200
-    assert 0 < len(world.changes()) < 200
-    assert caplog.text.count("cannot hide or release") == 1
-    assert "no time was left before Lambda's timeout" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("keys", "receives", "action"),
-    [
-        (["a", "b"], 3, "change_visibility"),
-        (["bad"], 3, "change_visibility"),
-        (["bad"], 1, "send"),
-        (["bad"], 1, "delete"),
-    ],
-    ids=["given back", "hidden", "a dead letter", "a question before a dead letter"],
-)
-def test_a_request_without_an_answer_does_not_outlast_the_function(
-    make, monkeypatch, caplog, keys, receives, action
-):
-    world, over = make(most=receives), threading.Event()
-    handler = world.handler()
-    world.send(*keys, seconds=20.6)
-    event = world.event()
-    monkeypatch.setattr(world.sqs, action, lambda *_, **__: over.wait(10) and BatchResult({}))
-    answer = handler(event, Invocation(21))
-    assert not over.is_set()
-    over.set()
-    assert [each["itemIdentifier"] for each in answer["batchItemFailures"]] == [
-        event["Records"][-1]["messageId"]
-    ]
-    assert "no time was left before Lambda's timeout" in caplog.text
-
-
-LONG = 3600.5
-
-
-def test_the_rest_of_a_rounded_delay_is_waited_for(world):
-    world.send_with_eta("a", 1.4)
-    due = world.clock.wall() + 1.4
-    assert world.invoke() == []
-    assert world.clock.wall() == pytest.approx(due)
-    assert world.changes() == []
-
-
 def test_what_is_due_does_not_wait_for_what_is_not(world):
     world.send_with_eta("later", 1.5)
     world.send("now")
     world.invoke()
     assert [key for key, *_ in world.ran] == ["now", "later"]
-
-
-@pytest.mark.parametrize("name", ["q", "q.fifo"])
-@pytest.mark.parametrize("seconds", [2.5, 20.5, LONG])
-def test_a_wait_is_no_attempt(make, name, seconds):
-    world = make(name)
-    handler, due = world.handler(), world.clock.wall() + seconds
-    world.send_with_eta("bad", seconds, group="g" if name.endswith(".fifo") else None)
-    assert world.invoke(handler) == ["bad"]
-    assert (world.changes(), world.ran) == ([int(seconds)], [])
-    world.clock.advance(int(seconds))
-    for attempt in (0, 1):
-        world.invoke(handler)
-        assert [retries for _, retries, *_ in world.ran] == [*range(attempt + 1)]
-        assert world.clock.wall() >= due - 0.001
-        world.clock.advance(10)
-    assert world.letters() == ["failed at its last attempt"]
-
-
-def test_where_the_queue_allows_one_receive_a_copy_waits(make):
-    world = make(most=1)
-    handler = world.handler()
-    world.send_with_eta("a", 20.5)
-    assert world.invoke(handler) == []
-    assert (world.changes(), world.ran, factories.counts(world.queue)) == ([], [], (0, 0))
-    world.clock.advance(20)
-    world.invoke(handler)
-    assert [(key, retries) for key, retries, *_ in world.ran] == [("a", 0)]
-
-
-def test_what_does_not_fit_into_the_invocation_is_hidden_until_its_eta(world):
-    world.send_with_eta("a", 1.5)
-    assert world.invoke(seconds=2) == ["a"]
-    assert (world.changes(), world.ran) == ([2], [])
 
 
 @pytest.fixture
@@ -656,3 +290,124 @@ def test_a_record_is_a_received_message():
 def test_other_events_are_refused(event, got):
     with pytest.raises(ValueError, match=f"expected the event of an SQS event source mapping.*got {got}"):
         records_of(event)
+
+
+DENIED = AccessDeniedError("AccessDenied")
+
+
+DOWN = UnavailableError("no answer from S3")
+
+
+@pytest.fixture
+def large_world(make):
+    return make(options={"payload_store": "s3://payloads"})
+
+
+def send_large(world, key, body=None):
+    """Put a message whose payload is the S3 object of that key."""
+    world.payloads.objects[key] = (body or task_message("note", [key], task_id=key)).encode()
+    world.queue.sqs.send(world.queue.url, OutgoingMessage(pointer_body("payloads", key), size_attribute(7)))
+
+
+def dead_letter(world):
+    (letter,) = world.sqs.receive(world.dead.url, 10, 0, EVERYTHING)
+    return letter["Body"], described(letter["MessageAttributes"])["reason"]
+
+
+def test_a_payload_is_fetched_and_runs_and_stays(large_world):
+    send_large(large_world, "a")
+    assert large_world.invoke() == []
+    assert [key for key, *_ in large_world.ran] == ["a"]
+    assert list(large_world.payloads.objects) == ["a"]
+
+
+def test_a_failed_run_is_hidden_and_its_last_one_is_a_dead_letter_with_the_pointer(large_world):
+    handler = large_world.handler()
+    send_large(large_world, "bad")
+    assert large_world.invoke(handler) == ["bad"]
+    assert large_world.changes() == [10]
+    large_world.clock.advance(10)
+    assert large_world.invoke(handler) == []
+    assert dead_letter(large_world) == (pointer_body("payloads", "bad"), "failed at its last attempt")
+    assert list(large_world.payloads.objects) == ["bad"]
+
+
+@pytest.mark.parametrize("error", [DENIED, DOWN])
+def test_what_s3_does_not_give_is_reported_and_comes_back(make, caplog, error):
+    caplog.set_level(logging.WARNING)
+    world = make(options={"payload_store": "s3://payloads", "error_visibility_timeout": 20})
+    send_large(world, "a")
+    world.payloads.fail_next("GetObject", error)
+    assert world.invoke() == ["a"]
+    assert world.changes() == [20]
+    assert "a payload could not be fetched from S3, so its message comes back (queue=q" in caplog.text
+    assert f"payload=s3://payloads/a error={error})" in caplog.text
+    world.clock.advance(20)
+    assert world.invoke() == []
+
+
+def test_at_the_last_receive_it_is_hidden_for_an_hour_and_no_dead_letter(make):
+    world = make(options={"payload_store": "s3://payloads"}, most=1)
+    send_large(world, "a")
+    world.payloads.fail_next("GetObject", DOWN)
+    assert world.invoke() == ["a"]
+    assert world.changes() == [3600]
+    assert world.letters() == []
+
+
+def test_a_payload_that_is_gone_is_a_dead_letter(large_world):
+    send_large(large_world, "a")
+    del large_world.payloads.objects["a"]
+    assert large_world.invoke() == []
+    body, reason = dead_letter(large_world)
+    assert body == pointer_body("payloads", "a")
+    assert reason.startswith("its payload s3://payloads/a is gone")
+
+
+def test_a_large_message_with_a_far_eta_waits_with_its_pointer(large_world):
+    far = json.loads(task_message("note", ["a"], task_id="a"))
+    far["headers"]["eta"] = "2033-05-18T03:33:20+00:00"
+    send_large(large_world, "a", json.dumps(far))
+    assert large_world.invoke() == ["a"]
+    assert (large_world.ran, len(factories.requests(large_world.sqs, CHANGES))) == ([], 1)
+
+
+def test_a_large_event_of_several_records_is_split(large_world):
+    send_large(large_world, "e", json.dumps(s3_notification(s3_record(), s3_record())))
+    large_world.app.tasks["note"].run = lambda record: large_world.ran.append(record["eventName"])
+    assert large_world.invoke() == []
+    assert large_world.invoke() == []
+    assert large_world.ran == ["ObjectCreated:Put"] * 2
+
+
+def test_without_a_bucket_a_pointer_is_a_dead_letter_that_says_so(make):
+    world = make()
+    send_large(world, "a")
+    assert world.invoke() == []
+    assert "set payload_store to 's3://payloads'" in dead_letter(world)[1]
+
+
+def test_a_payload_that_comes_when_the_invocation_is_nearly_over_is_not_run(large_world, monkeypatch, caplog):
+    get = large_world.payloads.get
+
+    def slow(key, most, progress):
+        large_world.clock.advance(59.5)
+        return get(key, most, progress)
+
+    send_large(large_world, "a")
+    monkeypatch.setattr(large_world.payloads, "get", slow)
+    assert large_world.invoke(seconds=60) == ["a"]
+    assert large_world.ran == []
+    assert "error=GetObject did not end before the invocation)" in caplog.text
+
+
+def test_a_silent_s3_does_not_outlast_the_function_and_the_message_is_hidden(make, monkeypatch, caplog):
+    world = make(options={"payload_store": "s3://payloads", "error_visibility_timeout": 20})
+    over = threading.Event()
+    send_large(world, "a")
+    monkeypatch.setattr(world.payloads, "get", lambda *_: over.wait(10) and b"")
+    assert world.invoke(seconds=1.1) == ["a"]
+    assert not over.is_set()
+    over.set()
+    assert world.changes() == [20]
+    assert "error=no time was left before Lambda's timeout)" in caplog.text

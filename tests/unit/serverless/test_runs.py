@@ -1,4 +1,4 @@
-"""A key is leased for as long as the invocation lasts, and no thread renews it."""
+"""Runs in a function: failures, older publishers, and exclusive tasks, whose keys no thread renews."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
-from support.lambda_function import note
+from support.badmessages import encoded, envelope, old_body
+from support.lambda_function import Invocation, note
 
-from celery_sqs_visibility.errors import AccessDeniedError, StoreError
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    StoreError,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import STORE_RETRY_SECONDS
 from celery_sqs_visibility.stores.port import Acquired, Processed, Processing
 
 STORE = {"coordination_store": "redis://keys"}
+
+
 HIDDEN_SECONDS = 30
 
 
@@ -158,3 +164,88 @@ def test_two_notifications_of_one_upload_are_one_run(make):
 def test_without_a_store_the_handler_is_not_made(make_exclusive):
     with pytest.raises(ImproperlyConfigured, match="task 'one' is exclusive, and no store is named"):
         make_exclusive(options={}).handler()
+
+
+OLD = old_body(task="note", args=["a"])
+
+
+def broken(body, attributes):
+    raise KeyError(body)
+
+
+def test_the_last_attempt_is_a_failure_and_a_dead_letter(world):
+    handler = world.handler()
+    world.send("bad")
+    assert world.invoke(handler) == ["bad"]
+    world.clock.advance(10)
+    assert world.invoke(handler) == []
+    assert [retries for _, retries, *_ in world.ran] == [0, 1]
+    assert world.state("bad") == "FAILURE"
+    assert world.letters() == ["failed at its last attempt"]
+    assert factories.left(world.queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "reported", "changes", "letters"),
+    [("release", ["release"], [0], []), ("reject", [], [], ["rejected by the task"])],
+)
+def test_what_a_task_rejects_comes_back_or_is_a_dead_letter(world, key, reported, changes, letters):
+    world.send(key)
+    assert world.invoke() == reported
+    assert world.changes() == changes
+    assert world.letters() == letters
+
+
+@pytest.mark.parametrize(("key", "failed"), [("a", []), ("bad", [])])
+def test_a_stock_task_keeps_celerys_behaviour(world, key, failed):
+    world.send(key, task="stock")
+    assert world.invoke() == failed
+
+
+@pytest.mark.parametrize("task", ["note", "stock"])
+def test_a_task_that_shuts_its_worker_down_ends_the_batch(world, caplog, task):
+    world.send("a", "shutdown", "b", "c", task=task)
+    assert world.invoke() == ["shutdown", "b", "c"]
+    assert [key for key, *_ in world.ran] == ["a", "shutdown"]
+    assert world.changes() == [0, 0]
+    assert "a task of queue 'q' ended with WorkerShutdown(0)" in caplog.text
+
+
+def test_an_adapter_that_raises_is_told_with_its_traceback(make, caplog):
+    world = make(options={"message_adapter": f"{__name__}:broken"})
+    factories.send(world.queue, "text")
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert world.letters() == ["the message_adapter failed: KeyError('text')"]
+    assert any(each.exc_info and each.exc_info[0] is KeyError for each in caplog.records)
+
+
+def test_an_unknown_task_comes_back(world):
+    world.send("a", task="unknown")
+    assert world.invoke() == ["a"]
+    assert factories.left(world.dead) == 0
+
+
+def test_an_error_of_ours_takes_nothing_with_it(world, monkeypatch, caplog):
+    world.send("a", "b")
+    handler = world.handler()
+    monkeypatch.setattr(type(world.app), "uses_utc_timezone", lambda _: 1 / 0)
+    assert world.invoke(handler) == ["a", "b"]
+    assert "unexpected error with a message of 'q'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [envelope(OLD, protocol=1), envelope(OLD, headers={"task": "note"})],
+    ids=["Celery's first protocol", "the first in the second's headers"],
+)
+def test_messages_of_older_publishers_run(world, message):
+    factories.send(world.queue, encoded(message))
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert [key for key, *_ in world.ran] == ["a"]
+
+
+def test_a_body_that_is_not_compressed_as_it_says_is_a_dead_letter(world):
+    factories.send(world.queue, encoded(envelope([], headers={"task": "note", "compression": "zlib"})))
+    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
+    assert len(world.letters()) == 1
+    assert world.ran == []

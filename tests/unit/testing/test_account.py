@@ -1,4 +1,4 @@
-"""Accounts made of events, and a worker's diary."""
+"""Accounts made of events."""
 
 from __future__ import annotations
 
@@ -60,19 +60,6 @@ def test_what_does_not_come_is_told_with_what_came(accounts):
     emit(ENDED[0])
     with pytest.raises(TimeoutError, match=r"waited 0.05 s for the message of t1:\nReceived \(receive 1\)"):
         accounts.of("t1", timeout=0.05)
-
-
-def test_a_diary_is_read_as_it_is_written_line_by_line(tmp_path):
-    written, read = Diary(tmp_path / "diary"), Diary(tmp_path / "diary")
-    assert read.read() == []
-    written.write_ready()
-    for event in ENDED[:4]:
-        written.write(event)
-    assert read.read() == ENDED[:4]
-    assert read.is_ready
-    with read.path.open("ab") as file:
-        file.write(b'{"event": "Del')
-    assert read.read() == []
 
 
 def test_accounts_read_the_diaries_of_others(tmp_path):

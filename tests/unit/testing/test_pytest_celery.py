@@ -42,8 +42,8 @@ def test_the_container_answers_all_that_pytest_celerys_own_does():
 
 @pytest.mark.parametrize("suffix", ["", "_cls", "_env", "_image", "_ports", "_command"])
 def test_the_fixtures_have_the_names_of_pytest_celerys_own(suffix):
-    assert hasattr(vendor, f"{vendor.DEFAULT_SQS_BROKER}{suffix}")
-    assert hasattr(vendor, vendor.CELERY_SQS_BROKER)
+    assert hasattr(vendor, f"default_sqs_broker{suffix}")
+    assert hasattr(vendor, "celery_sqs_broker")
 
 
 @pytest.mark.parametrize(
