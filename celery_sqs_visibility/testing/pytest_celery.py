@@ -100,7 +100,7 @@ class SQSContainer(CeleryTestContainer):
 
     @classmethod
     def prefix(cls) -> str:
-        """The URL's scheme and credentials: moto takes any, and in the URL they need no environment variable."""
+        """The URL's scheme and credentials. moto takes any; in the URL they need no environment variable."""
         return "sqs://test:test@"
 
     @property
