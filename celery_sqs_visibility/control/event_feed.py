@@ -1,8 +1,7 @@
 """Celery's events on their way to one monitor: in batches, by a thread, dropped where there are too many.
 
-Celery publishes an event as a JSON object, or a list of them, and a receiver takes either
-(celery/events/receiver.py: `EventReceiver._receive`). So a message carries as many events as there are at
-hand: they share a request and a receive.
+A receiver takes an event as a JSON object, or a list of them (celery/events/receiver.py:
+`EventReceiver._receive`). So all waiting events share a message, its request and its receive.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Monitors that listen to Celery's events. Without a monitor an event costs nothing.
 
 A monitor names its queue in every command that it broadcasts, and Celery's receivers broadcast `heartbeat` as
-soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker knows a monitor within a
-second, though ListQueues lags by up to a minute. It asks SQS for monitors that are older than itself: at its
-start, and twice more until that lag is over. While a monitor listens, the worker sweeps queues of dead ones.
+soon as they listen (celery/events/receiver.py: `wakeup_workers`). So a worker knows a new monitor within a
+second, though ListQueues lags by up to a minute. The worker lists older monitors at its start, and twice more
+until that lag is over. While a monitor listens, the worker sweeps the queues of dead ones.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class EventExchanges:
         return bool(self._inboxes)
 
     def with_addresses(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The command, with the addresses of this process's queues of events: so workers learn them.
+        """The command with the addresses of this process's queues of events, for workers to learn them.
 
         Raises:
             SQSError: such a queue cannot be made.

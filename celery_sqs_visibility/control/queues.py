@@ -106,9 +106,9 @@ class ControlQueues:
         return f"{self._base}/{exchange_prefix(self._prefix, exchange)}{address}"
 
     def find(self, exchange: str, nodes: Collection[str] = ()) -> list[str]:
-        """The URLs of the exchange's queues; with `nodes` those of these nodes alone.
+        """The URLs of the exchange's queues, or of those of `nodes`.
 
-        The list is cached, but not for a node that is missing in it.
+        The list is cached, but listed anew for a node that it lacks.
         """
         listed, fresh = self._cached(exchange)
         found = _of_nodes(listed, nodes)
@@ -150,7 +150,7 @@ class ControlQueues:
             logger.warning("cannot sweep control queues of processes that are gone, which stay: %s", error)
 
     def _swept(self, exchange: str, url: str) -> bool:
-        """Whether the queue was stale, or is gone."""
+        """Delete the queue if it is stale. Returns whether it was stale, or is gone."""
         try:
             if not is_stale(self.sqs.queue_tags(url), exchange, self._clock.wall()):
                 return False

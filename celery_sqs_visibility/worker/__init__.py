@@ -37,13 +37,13 @@ def add_bootsteps(app: Celery) -> None:
 
 @signals.worker_init.connect(weak=False)
 def on_worker_init(sender: Any, **_: Any) -> None:
-    """A worker is being made, whose blueprints are not built yet. The thread that makes it."""
+    """Add the bootsteps to a worker whose blueprints are not built yet. The thread that makes it."""
     add_bootsteps(sender.app)
 
 
 @signals.beat_init.connect(weak=False)
 def on_beat_init(sender: Any, **_: Any) -> None:
-    """Beat starts; it has looked at the transport for its banner (celery/apps/beat.py: `startup_info`)."""
+    """Check beat's settings. Its banner has imported the transport (celery/apps/beat.py: `startup_info`)."""
     from celery_sqs_visibility.worker.startup import check_beat  # noqa: PLC0415 - a producer needs none
 
     check_beat(sender.app)

@@ -28,7 +28,7 @@ else:
 
 
 def has_own_strategy(task: Any) -> bool:
-    """Whether the task says when its messages run (celery/app/task.py: `Task.Strategy`)."""
+    """Returns whether the task decides when its messages run (celery/app/task.py: `Task.Strategy`)."""
     return getattr(type(task), "Strategy", None) is not Task.Strategy
 
 
@@ -58,7 +58,7 @@ class BatchRun:
     """One run of several messages.
 
     Args:
-        members: what the run is given of each message. What may not run any more is taken out.
+        members: the run's argument for each message. Those that may not run any more are removed.
     """
 
     def __init__(self, members: list[Any]) -> None:

@@ -46,21 +46,21 @@ logger = get_logger(__name__)
 #: Celery's own end may take this long, once no run is waited for: signals, `atexit`, saved state.
 END_SECONDS: Final = 5.0
 
-#: It has to be over so long before a SIGKILL.
+#: The process must end this long before a SIGKILL.
 BEFORE_SIGKILL_SECONDS: Final = 0.5
 
-#: Runs that were acknowledged early are ended so long before a SIGKILL. Celery's pool looks each half second
-#: whether its processes are gone, one after the other, and on a busy machine the end takes a second more.
+#: Runs that were acknowledged early are ended this long before a SIGKILL. Celery's pool checks each half
+#: second whether its processes are gone, one by one, and on a busy machine the end takes a second more.
 EARLY_BEFORE_SIGKILL_SECONDS: Final = 3.0
 
-#: A later signal may shorten a wait: each wait looks for that this often.
+#: How often each wait checks whether a later signal has shortened it.
 RECHECK_SECONDS: Final = 0.5
 
 #: A run on the main thread may clean up for this long before it is interrupted again.
 UNWIND_SECONDS: Final = 2.0
 
-#: Says in how many seconds after SIGTERM the SIGKILL comes: in Kubernetes the pod's
-#: terminationGracePeriodSeconds, repeated as the literal value of an environment variable.
+#: Seconds from SIGTERM to SIGKILL: in Kubernetes the pod's terminationGracePeriodSeconds, repeated as
+#: the literal value of an environment variable.
 GRACE_VARIABLE: Final = "TERMINATION_GRACE_PERIOD_SECONDS"
 
 #: Set by Amazon ECS in every container.
@@ -69,10 +69,10 @@ ECS_VARIABLE: Final = "ECS_CONTAINER_METADATA_URI_V4"
 #: Amazon ECS's default `stopTimeout`.
 ECS_STOP_SECONDS: Final = 30
 
-#: The most that handing back and ending take.
+#: Handing back and ending take this long at most.
 MARGIN_SECONDS: Final = 2
 
-#: Of a known grace period runs have all but this, unless the option says otherwise.
+#: Runs have all but this of a known grace period, unless the option is set.
 RESERVE_SECONDS: Final = 5
 
 
@@ -213,7 +213,7 @@ class Drain:
         _log_outcome(given_back, orphans, released)
 
     def _end_runs(self) -> None:
-        """End the runs whose messages were handed back, and when time is over those acknowledged early."""
+        """End the runs whose messages were handed back, and those acknowledged early when time is over."""
         runs = self._runs
         while (
             left := self._left()
@@ -236,9 +236,9 @@ class Drain:
             self._end_processes()
 
     def _end_processes(self) -> None:
-        """Kill the pool's processes that do not end, for which Celery would wait: nothing is left for them.
+        """Kill the pool's processes that do not end: Celery would wait for them.
 
-        Those that may still read a run that was handed back are killed at once.
+        They are killed at once if they may still read a run that was handed back.
         """
         until = SYSTEM_CLOCK.monotonic() + self._left() + END_SECONDS
         while (alive := self._processes()) and not (self._cancelled or self._handed_back):
@@ -250,7 +250,7 @@ class Drain:
             _kill(alive)
 
     def _processes(self) -> list[int]:
-        """The pids of the pool's processes that live; none in a pool without."""
+        """The pids of the pool's living processes."""
         return [each.pid for each in processes_of(self._controller.pool) or [] if each.is_alive()]
 
     def _bound_the_end(self) -> None:
@@ -290,7 +290,7 @@ class Drain:
             queue_consumer.hand_back()
 
     def _polls_until(self) -> float:
-        """The monotonic instant until which polls in flight are waited for; SQS has answered them by then."""
+        """The monotonic instant until which polls in flight are waited for. SQS has answered by then."""
         longest = self._context.options.longest_poll + MAX_REPLY_GRACE_SECONDS
         seconds = POLLS_IN_FLIGHT_SECONDS if self._polls_shortened else longest
         return min((self._began_at or 0.0) + seconds, self._ends_at, self._hurried_at)
@@ -333,7 +333,7 @@ class Drain:
 
 
 class _ReleasedMessages:
-    """The messages that SQS has confirmed as released, and not handed to this process again. Any thread."""
+    """The messages that SQS confirmed as released and that did not come back here. Any thread."""
 
     def __init__(self) -> None:
         self._released: set[tuple[str, str]] = set()
@@ -396,11 +396,11 @@ def _in_a_thread(act: Callable[[], None]) -> None:
 
 
 class LastRuns:
-    """The runs that go on when a worker's time is up: each is ended by itself, or left. The drain's thread.
+    """The runs that go on when a worker's time is up. Each is ended, or left. The drain's thread.
 
-    A process of the pool is killed, and so is a greenlet. A thread cannot be: its run is left, and neither
-    the pool nor the interpreter waits for it. The main thread of a solo pool is interrupted by a signal,
-    whose handler raises `WorkerShutdown` in the run; Celery's tracer lets that pass.
+    Processes and greenlets are killed. Threads cannot be: neither the pool nor the interpreter waits for them
+    any longer. The main thread of a solo pool is interrupted by a signal, whose handler raises
+    `WorkerShutdown` in the run; Celery's tracer lets that pass.
 
     Args:
         active: the requests of all runs.
@@ -421,16 +421,16 @@ class LastRuns:
 
     @property
     def any_ended(self) -> bool:
-        """Whether a run was ended or left, for which Celery might wait all the same."""
+        """Whether a run was ended or left. Celery might still wait for it."""
         return bool(self._ended) or self._postponed
 
     def acknowledged_early(self) -> list[Any]:
-        """The requests of runs whose messages were deleted when they began, and that nobody has ended."""
+        """The requests of runs that have not been ended and whose messages were deleted when they began."""
         waited_for = [each for each in self._active() if id(each) not in self._ended]
         return [each for each in waited_for if _is_acknowledged_early(each)]
 
     def acknowledged_late(self) -> list[Any]:
-        """The requests of runs whose messages are held until their end, or were lost meanwhile."""
+        """The requests of runs whose messages are held until their end, or have been lost."""
         return [each for each in self._active() if not _is_acknowledged_early(each)]
 
     def end_acknowledged_late(self) -> None:
@@ -470,9 +470,9 @@ class LastRuns:
 
 
 def may_interrupt(frame: FrameType | None) -> bool:
-    """Whether that frame of this thread is of a run in a pool without processes, or called by it.
+    """Returns whether this thread's frame is within a run of a pool without processes.
 
-    Not at its end as a chord's member. In a signal handler.
+    A run that may be publishing the body of its chord is not interrupted. In a signal handler.
     """
     if is_at_end(threading.get_ident()):
         return False

@@ -124,7 +124,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     @cached_property
     def _ownership(self) -> Ownership:
-        """The key and the name of this run. Calls the user's code; its error is the run's."""
+        """The key and the name of this run. Calls the user's code, whose error becomes the run's."""
         ownership: Ownership = {
             "key": "",
             "owner": "",
@@ -193,7 +193,7 @@ class ExclusiveRequest(VisibilityRequest):
             self.log(logger.warning, stops, parts[0])
 
     def _copy(self, seconds: int) -> Renew | None:
-        """The copy that waits for so long, if there can be one: its receives count as no attempts."""
+        """A copy that waits that long, if possible: its receives count as no attempts."""
         return self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
 
     def _wait(self, seconds: int, copy: Renew | None) -> None:
@@ -202,7 +202,7 @@ class ExclusiveRequest(VisibilityRequest):
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
-    """The keys of a worker, if it has exclusive tasks; it has to start them. No request, no thread.
+    """Open the keys of a worker that has exclusive tasks; the caller starts them. No request, no thread.
 
     Raises:
         ImproperlyConfigured: there is no store, or it cannot be opened.

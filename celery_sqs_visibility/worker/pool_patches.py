@@ -39,7 +39,7 @@ from celery_sqs_visibility.worker.batches import batch_run_of
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-#: A pool of threads looks this often whether one of them is left to itself.
+#: How often a pool of threads that ends checks whether a run was left.
 RECHECK_SECONDS: Final = 0.2
 
 
@@ -214,9 +214,9 @@ def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
 
 
 def hand_over_requests(consumer: Any) -> None:
-    """Give a consumer's requests to its pool. Those that cannot be handed over free their slots. Main thread.
+    """Give a consumer's requests to its pool; free the slots of those that cannot be given. Main thread.
 
-    The message of a request that was not revoked comes back then.
+    Their messages come back, unless they were revoked.
     """
     pool = consumer.pool
 
@@ -265,7 +265,7 @@ def one_by_one(release: Callable[[], object]) -> Callable[[], None]:
 
 
 def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
-    """Let a pool of threads and the interpreter end without waiting for runs that were left. Main thread."""
+    """Let a pool of threads and the interpreter end without the runs that were left. Main thread."""
     executor = getattr(pool, "executor", None)
     if executor is None:
         return
@@ -283,7 +283,7 @@ def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
 
 
 def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
-    """End the interpreter where a run is left: its thread cannot be ended, and would be waited for."""
+    """End the interpreter if a run is left: it would wait for the run's thread, which cannot be ended."""
     if not any(thread.ident in worker.left for thread in threading.enumerate()):
         return
     call_exit_hooks()
@@ -294,7 +294,7 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
 
 
 def flush_only_unsent(pool: Any) -> None:
-    """Let a pool forget only runs that no process was sent. Main thread; idempotent.
+    """Let a pool forget only runs that were sent to no process. Main thread; idempotent.
 
     When a consumer ends, also to connect anew, Celery forgets the runs that no process has accepted yet and,
     in 5.5, all of them. At a shutdown it also leaves a half-sent run half-sent, because it closes its pool

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
     from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-#: Tasks that wait in a worker's memory for their rate, without a slot. With more, it asks for fewer messages.
+#: Tasks that wait in a worker's memory for their rate, without a slot. With more, it receives fewer messages.
 MAX_HELD: Final = 1000
 
-#: Tasks of one kind that wait in SQS, as far as this worker knows. SQS hides 120,000 of a queue, in all.
+#: Tasks of one kind that wait in SQS, as far as this worker knows. SQS hides 120,000 messages of a queue.
 MAX_IN_SQS: Final = 10_000
 
 
@@ -119,7 +119,7 @@ class RateLimits:
 
 
 def _start_of(bucket: Any, now: float) -> float:
-    """The monotonic instant at which a task may run that is added to the bucket now."""
+    """The monotonic instant at which a task that is added to the bucket now may run."""
     wait: float = bucket.expected_time(1) + len(bucket.contents) / bucket.fill_rate
     return now + wait
 

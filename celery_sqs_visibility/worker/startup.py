@@ -59,7 +59,7 @@ logger = get_logger(__name__)
 #: Errors that pass without a change of settings or permissions, except errors of TLS.
 PASSING: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
 
-#: What to do about an error that ends the process, where its own sentence does not say that.
+#: What to do about an error that ends the process, unless its own sentence says so.
 REMEDIES: Final[tuple[tuple[type[SQSError], str], ...]] = (
     (AccessDeniedError, "Grant the permission to the credentials that the worker uses."),
     (QueueDoesNotExistError, "Create the queue, or correct its name or URL."),
@@ -76,7 +76,7 @@ def passes(error: SQSError) -> bool:
 
 
 def reason_and_remedy(error: SQSError) -> str:
-    """The sentence of the error, and one that says what to do."""
+    """The error's sentence, and what to do about it."""
     remedy = next((text for cls, text in REMEDIES if isinstance(error, cls)), "")
     if passes(error):
         remedy = "With broker_connection_retry_on_startup it would be waited for."
@@ -183,7 +183,7 @@ def _fanout_exchanges(queue: Any) -> list[str]:
 
 
 def _find(context: BrokerContext, queue: Any) -> None:
-    """Make sure that a queue of the settings exists. A `Broadcast`'s own is this process's, and temporary."""
+    """Make sure that a queue of the settings exists. That of a `Broadcast` is temporary."""
     if is_of_a_broadcast(queue.name) and _fanout_exchanges(queue):
         arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, expires=queue.expires)
         attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments=arguments)
@@ -326,9 +326,9 @@ def _dead_letters(facts: dict[str, Any], error: SQSError | None) -> str:
 
 
 def check_beat(app: Any) -> None:
-    """Look for the default queue, where the app is on our transport. beat's thread.
+    """Look up the default queue if the app is on our transport. beat's thread.
 
-    One request, and the first publication to that queue makes one less.
+    One request, which the first publication to that queue saves.
 
     Raises:
         SystemExit: SQS cannot be used with these settings. Celery's signals let no other exception through.
@@ -348,7 +348,7 @@ def check_beat(app: Any) -> None:
 
 
 def _is_about_settings(error: SQSError) -> bool:
-    """Whether nothing can be published. A refusal by SQS is about one queue, and there may be others."""
+    """Returns whether nothing can be published. SQS's own refusals are about one queue only."""
     if isinstance(error, (CredentialsRefusedError, TLSError)):
         return not passes(error)
     return isinstance(error, RequestRefusedError) and not hasattr(error.__cause__, "response")

@@ -65,7 +65,7 @@ RESERVED: Final = frozenset({*dir(Context), *OURS})
 #: Properties of a message that are checked, too; the latter is Celery's copy of the id.
 PROPERTIES: Final = ("reply_to", "correlation_id")
 
-#: The headers of every task that Celery sends, by the kind of their values, and what those of most tasks are.
+#: The headers of every task that Celery sends, by the kind of their values. EMPTY has those of most tasks.
 TEXTS: Final = ("task", "id", "root_id", "parent_id", "group", "shadow")
 
 NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting")
@@ -121,12 +121,12 @@ class BadMessages:
         )
 
     def on_invalid_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
-        """Refuse a message of which a part is not as Celery or its pools need it."""
+        """Refuse a message with a part that Celery or its pools cannot use."""
         message.refuse(f"its task is invalid: {exc}")
         signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """Refuse a message whose body cannot be decoded, or not here: another worker may have the codec."""
+        """Refuse a message whose body cannot be decoded here. Another worker may have the codec."""
         if passes(exc):
             message.come_back(exc)
             return
@@ -179,7 +179,7 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
 
 
 def _are_plain(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """Whether they are as Celery sends most tasks, so that a look at all values of a kind is enough."""
+    """Returns whether they are as Celery sends most tasks: then nothing needs a closer look."""
     try:
         texts = {*_TEXTS(headers), *map(properties.get, PROPERTIES)}
         numbers = _NUMBERS(headers)
@@ -295,7 +295,7 @@ def _list_of(is_right: Callable[[Any], bool], lengths: tuple[int, ...] = ()) -> 
 
 
 def _shown(value: Any) -> str:
-    """A wrong value in a reason: itself where it is short, otherwise its type."""
+    """A wrong value as a reason shows it: itself if it is short, otherwise its type."""
     if isinstance(value, str) and len(value) <= MAX_QUOTED_CHARACTERS:
         return repr(value)
     if isinstance(value, (bool, int, float)) and abs(value) <= MAX_LIMIT_SECONDS:

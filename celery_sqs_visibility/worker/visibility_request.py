@@ -336,10 +336,10 @@ class WatchedRequest(VisibilityRequest):
             )
 
     def _end_inactive_run(self) -> None:
-        """The event loop's thread, where there is one. Never raises.
+        """Kill the run and report its failure. The event loop's thread, if there is one. Never raises.
 
         A process is killed first, or it might store the success of a run that is reported as failed. A
-        greenlet is killed last: its pool takes that for a success, of which nothing is left to settle then.
+        greenlet is killed last: its pool takes that for a success, and nothing is left to settle then.
         """
         lease = None if self.delivery is None else self.delivery.lease
         if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
@@ -380,12 +380,11 @@ class StoredResult:
             return cls({})
 
     def is_failure_of(self, delivery: Delivery) -> bool:
-        """Whether the message of this delivery is the one that failed for good.
+        """Returns whether the message of this delivery is the one that failed for good.
 
-        A message that was moved to or from a dead-letter queue has the task id of one that failed before. In
-        doubt it is run: an unknown time decides nothing, and no clock is taken to be wrong. Nor has it failed
-        where a worker of kombu's own SQS transport did not know its task, which Celery stores as a failure
-        (celery/worker/consumer/consumer.py: `on_unknown_task`).
+        A message that was moved to or from a dead-letter queue has the task id of one that failed before. If
+        the time is unknown, it runs. It also runs if a worker of kombu's own SQS transport did not know its
+        task, which Celery stores as a failure (celery/worker/consumer/consumer.py: `on_unknown_task`).
         """
         first = 0.0 if delivery.moved_from else delivery.facts.first_received
         if self.status != states.FAILURE or self.done_at is None or not first:
@@ -431,7 +430,7 @@ def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
 
 
 def _seconds(done: Any) -> float | None:
-    """A `date_done` in seconds since the epoch; `None` if it is no time.
+    """A `date_done` in seconds since the epoch, or `None`.
 
     Celery's backends store UTC; SQL and MongoDB drop the zone (celery/backends/database/models.py).
     """
