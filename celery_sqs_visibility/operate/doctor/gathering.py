@@ -20,7 +20,7 @@ from celery.exceptions import QueueNotFound
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.clock_offset import clock_offset
 from celery_sqs_visibility.aws.data_keys import may_generate_data_key
-from celery_sqs_visibility.aws.port import SQS, BatchResult, ReceiveOptions
+from celery_sqs_visibility.aws.port import BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -90,9 +90,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         # DynamoDB's code for a table that is not there.
         store_remedy=_table_to_create(broker) if "ResourceNotFoundException" in problem else "",
         command=own_command(),
-        control_permissions=permissions_of_control(broker.queues.sqs, options.whole_control_prefix)
-        if options.remote_control
-        else {},
+        control_permissions=_permissions_of_control(broker) if options.remote_control else {},
     )
 
 
@@ -279,8 +277,9 @@ def permissions_on_dead_letters(queue: Queue) -> dict[str, ProbeResult]:
     return {SEND: _probe(lambda: queue.sqs.send_batch(queue.url, []))}
 
 
-def permissions_of_control(sqs: SQS, prefix: str) -> dict[str, ProbeResult]:
+def _permissions_of_control(broker: BrokerContext) -> dict[str, ProbeResult]:
     """The permission to list the queues of remote control. Probes of the others would create a queue."""
+    sqs, prefix = broker.queues.sqs, broker.options.whole_control_prefix
     return {LIST_QUEUES: _probe(lambda: sqs.list_queues(prefix) is not None)}
 
 

@@ -112,13 +112,13 @@ def export(series: Series, meter: Meter | None = None) -> Callable[[], None]:
     for metric in METRICS:
         if metric.kind is Kind.GAUGE:
             observable(meter.create_observable_gauge, metric, partial(series.read_gauge, metric))
-    return partial(_stop, series, values)
 
+    def stop() -> None:
+        for histogram in series.histograms.values():
+            histogram.record = None
+        values.record()
 
-def _stop(series: Series, values: Values) -> None:
-    for histogram in series.histograms.values():
-        histogram.record = None
-    values.record()
+    return stop
 
 
 def _items(counter: Counter) -> Iterable[tuple[Labels, float]]:
