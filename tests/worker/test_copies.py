@@ -64,7 +64,7 @@ def test_an_event_of_700_records_takes_70_requests_and_runs_each_once(make_site)
 
 
 def test_an_event_whose_records_all_run_is_no_dead_letter(make_site):
-    site = make_site(visibility_timeout=2)
+    site = make_site(visibility_timeout=10)
     dead_url = site.create_queue_with_dead_letters(receives=3)
     put_event(site, 300)
     site.proxy.inject(latency(0.05))
@@ -76,7 +76,8 @@ def test_an_event_whose_records_all_run_is_no_dead_letter(make_site):
 
 @pytest.mark.parametrize("how", ["SIGTERM", "its visibility timeout cannot be extended"])
 def test_an_interrupted_event_goes_on_where_it_stopped(make_site, reliability, how):
-    site = make_site(visibility_timeout=4)
+    # Nothing is extended then: the records, too, must run and be deleted in that time, on a slow machine.
+    site = make_site(visibility_timeout=4 if how == "SIGTERM" else 12)
     put_event(site, 300)
     slow = site.proxy.inject(latency(0.6), *SENDS)
     if how != "SIGTERM":
@@ -122,13 +123,13 @@ def test_a_worker_that_is_killed_repeats_what_it_had_sent_with_the_same_task_ids
 
 
 def test_without_the_permission_to_delete_waits_for_a_key_copy_nothing(make_site, redis):
-    site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
+    site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=6)
     site.create_queue()
     site.proxy.inject(DENIED, "DeleteMessage", "DeleteMessageBatch", queue=site.queue)
     workers = [site.start("exclusive", pool="threads", concurrency=4) for _ in range(2)]
     for _ in range(3):
         site.app.send_task("exclusive.keyed", ["a", 14])
-    site.diary.wait_for("done", key="a", timeout=60)
+    site.diary.wait_for("done", key="a", timeout=120)
     waits = sum(worker.log.count("waits for") for worker in workers)
     assert waits >= 6
     assert site.kept == 3
