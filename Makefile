@@ -43,7 +43,7 @@ PART := dead_letters ends error_visibility fanout fifo remote_control settling
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth house mutants picture recording reference timelines docs check package release clean
+.PHONY: help demo quick test test-pools coverage behaviours servers servers-part containers others matrix matrix-ends matrix-pools reliability soak model bench cost growth mutants picture recording reference timelines docs check package release clean
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -119,9 +119,6 @@ cost: $(INSTALLED) $(OLDER:%=$(MATRIX)/celery-%/.installed) ## Count what a task
 # Less than ten minutes, on a machine that does nothing else.
 growth: $(INSTALLED) ## Measure what grows with size, rewrite docs/benchmarks.md, and fail where it grows too fast
 	@$(BIN)/python benchmarks/growth.py --write docs/benchmarks.md --json docs/benchmarks/growth.json
-
-house: $(INSTALLED) ## Count the package's files, functions and docstrings, and five walks through it
-	@$(BIN)/python benchmarks/house.py
 
 # An hour and more with all five rooms; MODULES=control/inbox SHARE=1 is a module, whole. mutmut works where it is
 # started, and leaves what it knows in build/mutants.

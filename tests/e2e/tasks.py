@@ -41,19 +41,6 @@ def survive(self, key):
     return "survived"
 
 
-@shared_task(base=VisibilityTask, bind=True)
-def linger(self, key, seconds):
-    """Count a run when it begins and when it ends; the key of the ends is `KEY-ends`."""
-    self.backend.client.incr(key)
-    time.sleep(seconds)
-    return self.backend.client.incr(f"{key}-ends")
-
-
-@shared_task(base=VisibilityTask, bind=True)
-def count(self, key):
-    return self.backend.client.incr(key)
-
-
 @shared_task(base=VisibilityTask)
 def whoami():
     """The name of the worker that runs this."""

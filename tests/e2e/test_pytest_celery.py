@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from celery import chain, chord, group
-from e2e.tasks import add, add_at_third_attempt, count, linger, survive, total, whoami
+from e2e.tasks import add, add_at_third_attempt, survive, total, whoami
 from pytest_celery import CeleryWorkerCluster
 from support.app import close_app
 from support.processes import wait_until
@@ -30,14 +30,6 @@ def attempts(setup, key):
 
 def wait_for_attempt(setup, key, number=1):
     wait_until(lambda: attempts(setup, key) == number, RESULT_SECONDS, f"attempt {number} to begin")
-
-
-def wait_until_ended(worker):
-    def ended():
-        worker.container.reload()
-        return worker.container.status == "exited"
-
-    wait_until(ended, RESULT_SECONDS, worker.logs)
 
 
 @contextmanager
@@ -82,77 +74,6 @@ def test_a_task_whose_worker_was_killed_runs_again(celery_setup, key):
     celery_setup.worker.restart()
     assert result.get(timeout=RESULT_SECONDS) == "survived"
     assert attempts(celery_setup, key) == 2
-
-
-def test_a_restarted_worker_takes_what_came_meanwhile(celery_setup, key):
-    celery_setup.worker.kill("SIGTERM")
-    wait_until_ended(celery_setup.worker)
-    result = count.delay(key)
-    celery_setup.worker.restart()
-    assert result.get(timeout=RESULT_SECONDS) == 1
-
-
-def test_a_warm_shutdown_lets_a_run_end(celery_setup, key):
-    linger.delay(key, 3)
-    wait_for_attempt(celery_setup, key)
-    celery_setup.worker.kill("SIGTERM")
-    wait_until_ended(celery_setup.worker)
-    assert attempts(celery_setup, f"{key}-ends") == 1
-    celery_setup.worker.restart()
-    assert add.delay(1, 1).get(timeout=RESULT_SECONDS) == 2
-    assert attempts(celery_setup, key) == 1, "it was deleted, and has not come back"
-
-
-def test_a_cold_shutdown_gives_a_run_to_the_next_worker(celery_setup, key):
-    result = survive.delay(key)
-    wait_for_attempt(celery_setup, key)
-    celery_setup.worker.kill("SIGQUIT")
-    wait_until_ended(celery_setup.worker)
-    celery_setup.worker.restart()
-    assert result.get(timeout=RESULT_SECONDS) == "survived"
-    assert attempts(celery_setup, key) == 2
-
-
-class TestSoftShutdown:
-    @pytest.fixture
-    def settings(self):
-        return {"worker_soft_shutdown_timeout": 8}
-
-    def test_it_lets_a_run_end_and_gives_back_one_that_takes_too_long(self, celery_setup, key):
-        short, long = linger.delay(f"{key}-short", 3), survive.delay(key)
-        wait_for_attempt(celery_setup, f"{key}-short")
-        wait_for_attempt(celery_setup, key)
-        celery_setup.worker.kill("SIGQUIT")
-        wait_until_ended(celery_setup.worker)
-        assert attempts(celery_setup, f"{key}-short-ends") == 1
-        celery_setup.worker.restart()
-        assert long.get(timeout=RESULT_SECONDS) == "survived"
-        assert short.get(timeout=RESULT_SECONDS) == 1
-        assert attempts(celery_setup, f"{key}-short") == 1
-
-
-class TestSeveralQueues:
-    @pytest.fixture
-    def default_worker_command(self, default_worker_container_cls):
-        return default_worker_container_cls.command("-Q", "celery,mail,orders")
-
-    def test_one_worker_serves_all(self, celery_setup, key):
-        queues = ["celery", "mail", "orders"]
-        results = [add.apply_async((number, 1), queue=queue) for number, queue in enumerate(queues)]
-        assert [result.get(timeout=RESULT_SECONDS) for result in results] == [1, 2, 3]
-
-
-class TestBeat:
-    @pytest.fixture
-    def settings(self):
-        return {"beat_schedule": {"often": {"task": count.name, "schedule": 1.0, "args": ["ticks"]}}}
-
-    @pytest.fixture
-    def default_worker_command(self, default_worker_container_cls):
-        return default_worker_container_cls.command("-B")
-
-    def test_what_is_due_is_run(self, celery_setup, key):
-        wait_until(lambda: attempts(celery_setup, "ticks") >= 3, RESULT_SECONDS, celery_setup.worker.logs)
 
 
 class TestTwoWorkers:

@@ -10,13 +10,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 from support.browser import Browser
-
-from celery_sqs_visibility import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = ROOT / "build/site"
@@ -64,7 +61,6 @@ SEARCHES = {
     "prometheus": "metrics",
     "localstack": "before-production testing",
 }
-CLIPBOARD = "navigator.clipboard.readText().then(arguments[0])"
 SEARCHED = (
     "return typeof Search !== 'undefined' && /found|did not match/.test(Search.status?.innerText ?? '')"
 )
@@ -162,58 +158,12 @@ def test_search_finds_what_people_type_first_or_second(driver, address, words, p
     assert hosts(driver) == {urlsplit(address).netloc}
 
 
-@pytest.mark.parametrize("words", ["heartbeat", "architecture", "changelog", "mutants"])
-def test_search_finds_no_page_for_contributors_and_no_list_of_pages(driver, address, words):
-    found = search(driver, address, words)
-    theirs = {Path(page).stem for page in PAGES if page.startswith(("contributing/", "project/"))}
-    assert not {*found} & {*theirs, "architecture", "pages", "start", "move", "run", "evidence", "change-it"}
-
-
 def test_search_opens_the_place_of_an_option(driver, address):
     assert search(driver, address, "queue_name_prefix")[0] == "options"
     driver.find_element(By.CSS_SELECTOR, "#search-results li > a").click()
     WebDriverWait(driver, SECONDS).until(lambda driver: "search.html" not in driver.current_url)
     assert driver.current_url == f"{address}/options.html#queue_name_prefix"
     assert driver.find_element(By.ID, "queue_name_prefix")
-
-
-def test_the_landing_page_tells_what_it_is_of(driver, address):
-    driver.get(f"{address}/index.html")
-    brand = driver.find_element(By.CLASS_NAME, "sidebar-brand-text")
-    assert brand.text == f"celery_sqs_visibility {__version__}"
-    assert driver.execute_script("return arguments[0].scrollWidth <= arguments[0].clientWidth", brand)
-    assert brand.size["height"] < 2 * float(brand.value_of_css_property("font-size").removesuffix("px"))
-    icons = [driver.find_element(By.CSS_SELECTOR, "link[rel*=icon]").get_attribute("href")]
-    icons += [driver.find_element(By.CLASS_NAME, "sidebar-logo").get_attribute("src")]
-    assert all(icon.endswith("logo.svg") for icon in icons)
-    description = driver.find_element(By.CSS_SELECTOR, "meta[name=description]")
-    assert "SQS" in description.get_attribute("content")
-
-
-def test_the_landing_pages_title_is_one_line_on_a_phone(phone, address):
-    phone.get(f"{address}/index.html")
-    title = phone.find_element(By.TAG_NAME, "h1")
-    assert title.size["height"] < 2 * float(title.value_of_css_property("font-size").removesuffix("px"))
-
-
-def test_the_sidebar_shows_the_parts_and_the_pages_of_one(driver, address):
-    driver.get(f"{address}/options.html")
-    links = driver.find_elements(By.CSS_SELECTOR, ".sidebar-tree a")
-    shown = [link for link in links if link.is_displayed()]
-    assert len(shown) < 25 < len(links)
-    assert "Transport options" in [link.text for link in shown]
-
-
-def test_a_consoles_block_is_copied_without_prompts(driver, address):
-    driver.get(f"{address}/index.html")
-    button = driver.find_element(By.CSS_SELECTOR, ".highlight-console button.copybtn")
-    driver.execute_cdp_cmd(
-        "Browser.grantPermissions", {"origin": address, "permissions": ["clipboardReadWrite"]}
-    )
-    ActionChains(driver).move_to_element(button).click().perform()
-    copied = driver.execute_async_script(CLIPBOARD)
-    assert copied.startswith("git clone ")
-    assert "$" not in copied
 
 
 @pytest.mark.parametrize("page", PAGES)

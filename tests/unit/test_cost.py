@@ -114,17 +114,3 @@ def test_a_function_is_charged_with_what_it_calls_in_pythons_library_and_the_fak
     command = [sys.executable, "-c", CHARGED]  # a counter wants no thread beside it
     counted = subprocess.run(command, cwd=BENCHMARKS, check=True, capture_output=True, text=True, timeout=60)
     assert counted.stdout == "('celery.work', 'work') 2 True True\n"
-
-
-def test_a_bill_is_what_a_task_costs_beyond_the_floor(benchmark_module):
-    cost, page = benchmark_module("cost"), benchmark_module("cost_page")
-    celery, ours = ("celery.app", "send"), ("celery_sqs_visibility.events", "emit")
-    floor = cost.Cost(cost.Counter({celery: 3}), cost.Counter({celery: 100}))
-    whole = cost.Cost(cost.Counter({celery: 4, ours: 2}), cost.Counter({celery: 150, ours: 200}))
-    lines = page.bill(whole, floor).splitlines()
-    assert lines[2:] == [
-        "| `celery_sqs_visibility.events` | 2.0 | 200.0 |",
-        "| `celery.app` | 1.0 | 50.0 |",
-        "| 0 others | 0.0 | 0.0 |",
-        "| together | 3.0 | 250.0 |",
-    ]

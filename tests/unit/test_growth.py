@@ -34,23 +34,3 @@ def test_ten_times_the_size_costs_ten_times_as_much_at_the_most(benchmark_module
     few, many = (growth.measured(name, size, "count") for size in (SIZES[name], 10 * SIZES[name]))
     most = PART * 10 ** growth.SUBJECTS[name].grows
     assert all(many[figure] <= most * few[figure] for figure in few), f"{few} at first, then {many}"
-
-
-def test_growth_that_is_too_fast_is_told(benchmark_module):
-    growth = benchmark_module("growth")
-
-    def rows(power):
-        figures = ("requests", "calls", "bytecodes")
-        return [(size, dict.fromkeys(figures, size**power)) for size in (10, 100)]
-
-    def requests(number):
-        return {"requests": number, "calls": 1, "bytecodes": 1}
-
-    assert not [*growth.defects("held", rows(0))]
-    assert not [*growth.defects("command to one", rows(1))]
-    assert len([*growth.defects("held", rows(0.5))]) == 3
-    assert len([*growth.defects("command to one", rows(2))]) == 3
-    assert not [*growth.defects("idle queues", [(5, requests(15)), (50, requests(228))])], (
-        "six a queue at most"
-    )
-    assert len([*growth.defects("idle queues", [(5, requests(15)), (50, requests(301))])]) == 1

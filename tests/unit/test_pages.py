@@ -37,7 +37,6 @@ LANDING_PAGE = DOCS / "index.md"
 
 USERS_PAGES = sorted({*DOCS.glob("*.md")} - REFERENCE - {LANDING_PAGE})
 CONTRIBUTORS_PAGES = sorted({*(DOCS / "contributing").glob("*.md")} - REFERENCE)
-PROSE = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "CODE_OF_CONDUCT.md", *USERS_PAGES]
 
 #: Where `task_cls=` or `base=` is introduced.
 BOXED = [
@@ -47,30 +46,9 @@ BOXED = [
 ]
 BOX = re.compile(r"^> \*\*What changes for your tasks\*\*.*\n(?:>.*\n)+", re.MULTILINE)
 
-#: Words of the old register, and what to write instead: see CONTRIBUTING.md.
-OLD_WORDS = {
-    r"\b(?:a|the|no|this|that|which|of) rights?\b(?! away)|\brights\b": "permission",
-    r"\b(?:have|has|had) (?:it|them|kombu|Celery|SQS|(?:a|the) \w+) \w+ed by\b": "subject, verb, object",
-    r"\bpeople\b": "operators, or readers",
-    r"\b(?:so|that) (?:much|many) (?:waits?|holds?|keeps?|stays?)\b": "the noun",
-    r"\b(?:lest|whence|thereof|hereby|in vain)\b": "a plainer word",
-}
-#: A sentence whose subject is a clause: name the noun.
-CLAUSE_AS_SUBJECT = re.compile(r"(?:What|Who|Which)\b[^?]*\.")
-
 
 def name(page):
     return str(page.relative_to(ROOT))
-
-
-def sentences(page):
-    """The prose of a page, without code, one sentence or cell of a table at a time."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"`[^`]*`", "`", text)
-    for paragraph in re.split(r"\n\s*\n|\n(?=\s*[-|#>]|\d+\. )", text):
-        for cell in " ".join(paragraph.split()).split(" | "):
-            for sentence in re.split(r"(?<=[.?!])\s+", cell):
-                yield sentence.lstrip("-|*_># 0123456789.")
 
 
 @pytest.mark.parametrize("page", [*USERS_PAGES, *CONTRIBUTORS_PAGES], ids=name)
@@ -90,36 +68,6 @@ def test_the_readme_counts_the_behaviours_that_are_replayed():
 
 def test_the_readme_is_for_somebody_tired():
     assert len(README.read_text().split()) <= MOST_README_WORDS
-
-
-@pytest.mark.parametrize("page", USERS_PAGES, ids=name)
-def test_every_page_begins_with_what_it_answers(page):
-    title = page.read_text().splitlines()[0]
-    assert re.fullmatch(r"# .+\?", title), f"{name(page)}: expected a question as its title, got {title!r}"
-
-
-@pytest.mark.parametrize("page", USERS_PAGES, ids=name)
-def test_every_page_ends_with_where_to_go_next(page):
-    last = page.read_text().rstrip("\n").split("\n\n")[-1]
-    assert re.match(r"Next: .*\]\(", last, re.DOTALL), (
-        f"{name(page)}: expected a last line 'Next: [...](...)'"
-    )
-
-
-@pytest.mark.parametrize("page", PROSE, ids=name)
-def test_no_page_has_words_of_the_old_register(page):
-    found = [
-        f"{match[0]!r} in {sentence!r}: write {remedy}"
-        for sentence in sentences(page)
-        for words, remedy in OLD_WORDS.items()
-        for match in re.finditer(words, sentence, re.IGNORECASE)
-    ]
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("page", PROSE, ids=name)
-def test_sentences_name_their_subject(page):
-    assert [sentence for sentence in sentences(page) if CLAUSE_AS_SUBJECT.fullmatch(sentence)] == []
 
 
 @pytest.mark.parametrize("page", BOXED, ids=name)

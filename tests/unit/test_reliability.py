@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.diary import note
-from support.reliability import BEGIN, END, Row, Table, faults_of, report, shown
+from support.reliability import faults_of, report
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reliability.md"
@@ -54,41 +54,3 @@ def test_what_is_neither_done_nor_in_a_queue_is_lost(tell):
     with pytest.raises(AssertionError, match="1 are in a queue"):
         tell("begun", "unknown", kept=1)
     tell("begun", ended="started")
-
-
-def test_rows_that_differ_in_parameters_are_one_and_faults_without_much_harm_are_only_named():
-    text = shown(
-        [
-            Row("a", "done", 1, 1.0),
-            Row("a", "done", 1, 2.0),
-            Row("a", "else", 0, None),
-            Row("b", "done", 0, None),
-            Row("c", "done", 0, 2.1),
-            Row("c", "else", 0, 0.1),
-            Row("d", "done", 0, 2.0),
-            Row("d", "else", 0, 0.3),
-        ]
-    )
-    assert text.splitlines()[2:] == [
-        "| a | done | 2 | 2.0 |",
-        "| c | done | 0 | 2.1 |",
-        "",
-        "Nothing ran more than once, and work went on within 2 s, after: d (2.0 s).",
-        "",
-        "Nothing ran more than once, and nothing stopped, after: b.",
-    ]
-
-
-def test_a_table_is_rewritten_between_its_marks(tmp_path, tell):
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    table = Table(str(page))
-    properties = [("reliability", tell())]
-    table.pytest_runtest_logreport(SimpleNamespace(when="call", passed=True, user_properties=properties))
-    table.pytest_runtest_logreport(SimpleNamespace(when="call", passed=False, user_properties=properties))
-    table.pytest_sessionfinish()
-    text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n| fault |")
-    assert text.endswith(f"\n{END}\nafter\n")
-    assert faults_of(text) == {"fault"}
-    assert text.count(": fault.") == 1

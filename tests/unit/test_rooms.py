@@ -15,9 +15,3 @@ def test_the_picture_of_the_package_is_current():
 
 def test_the_floors_of_the_rooms_are_current():
     assert rooms.ROOMS.read_text() == rooms.rooms_page(), STALE
-
-
-def test_each_room_with_floors_is_shown():
-    names = {room for _, room, _ in rooms.contracts()}
-    assert {"celery_sqs_visibility", "celery_sqs_visibility.delivery"} <= names
-    assert all(name.startswith(rooms.PACKAGE) for name in names)

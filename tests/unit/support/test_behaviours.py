@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.behaviours import page, recorder, servers
-from support.behaviours.answers import in_words, matches, told
+from support.behaviours import page, recorder
+from support.behaviours.answers import matches, told
 from support.behaviours.language import RowError, parse, read_rows
-from support.behaviours.replay import replay, replay_on_fake
+from support.behaviours.replay import replay
 from support.behaviours.targets import FakeTarget
 
 ROW = {
@@ -89,17 +89,6 @@ def test_an_answer_agrees_or_not_and_as_it_is_told_it_agrees_with_itself(expecte
     assert matches(told(expected, came), came)
 
 
-def test_answers_have_words():
-    answer = {"step": 2, "code": "X", "bodies": ["a", "b" * 20], "failed": {"0": "Y"}, "same": True}
-    assert in_words(answer).split("; ") == [
-        "refused: `X`",
-        "brings a, 20 characters",
-        "refused in part: entry 0 `Y`",
-        "the same message id at step 2",
-    ]
-    assert (in_words({}), in_words({"asked": False})) == ("yes", "cannot be asked")
-
-
 def test_an_unlisted_deviation_is_told_and_so_is_one_that_is_gone():
     listed = row(deviations={"moto": {"answer": {"bodies": []}}})
     as_amazon, otherwise = ({"queue.brings": {"bodies": bodies}} for bodies in (["a"], []))
@@ -130,17 +119,6 @@ def test_what_aws_answers_is_the_answer_from_then_on(tmp_path, bodies, source):
     assert recorded.evidence.source.startswith(source)
 
 
-def test_aws_is_not_asked_by_accident(monkeypatch, tmp_path):
-    monkeypatch.delenv(servers.AWS_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match="AWS_CONFORMANCE=1"), servers.server("aws", tmp_path):
-        pass
-
-
-def test_a_step_that_fails_before_the_last_is_the_answer():
-    assert replay_on_fake(row(steps=[{"create": "q"}, {"send": ""}, {"receive": 1}]))["step"] == 2
-    assert replay_on_fake(row(steps=[{"create": "q"}, {"delete": "a"}]))["code"] == "NotReceived"
-
-
 class SlowTarget(FakeTarget):
     """Requests take a second."""
 
@@ -157,12 +135,6 @@ def test_a_row_whose_requests_take_too_long_for_its_times_is_replayed_with_longe
     began = target.now()
     assert replay(timed, target)["counts"] == [2]
     assert target.now() - began == (1 + 2) + (1 + 4), "units of one second, then of two"
-
-
-def test_a_replay_leaves_no_queue():
-    target = FakeTarget()
-    replay(row(), target)
-    assert target.list("") == []
 
 
 def test_the_page_has_what_the_rows_have(tmp_path):

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.diary import DIARY_VARIABLE, Diary, note
-from support.processes import GuardedProcess, is_alive, wait_until
+from support.processes import is_alive, wait_until
 from support.worker import TESTS, WorkerProcess
 
 # In pytest's place: it starts a process that starts another, and tells their pids.
@@ -46,26 +43,6 @@ def test_nothing_survives_a_killed_test_run(tmp_path):
         grandchild = int(wait_until(log.read_text, 20, "the grandchild's pid"))
         run.kill()
     wait_until(lambda: not (is_alive(child) or is_alive(grandchild)), 20, "the orphans to be gone")
-
-
-def test_stopping_is_idempotent_and_may_come_first(tmp_path):
-    process = GuardedProcess(["sleep", "60"], tmp_path / "sleep.log")
-    process.stop()
-    process.start()
-    process.stop()
-    process.stop()
-    assert process.returncode == -signal.SIGKILL
-
-
-def test_the_diary_keeps_every_line_whole(tmp_path, monkeypatch):
-    monkeypatch.setenv(DIARY_VARIABLE, str(tmp_path / "diary"))
-    diary = Diary(tmp_path / "diary")
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: note("run", number=number, filling="x" * 5000), range(200)))
-    assert sorted(entry["number"] for entry in diary.entries("run")) == list(range(200))
-    (entry,) = diary.wait_for("run", number=7)
-    assert entry["pid"] == os.getpid()
-    assert diary.count("another") == 0
 
 
 def test_tasks_can_note_where_only_the_standard_library_is_installed():
