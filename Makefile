@@ -34,10 +34,10 @@ AT_ONCE ?= 8
 # Most of the time the tests wait for real workers: eight at once are no burden to two cores, in the order of
 # tests/support/order.py. The slowest are named at the end. PYTEST_OPTIONS has further ones, such as --programs=require.
 TOGETHER := -n $(AT_ONCE) --dist loadscope --no-loadscope-reorder --durations 25 --durations-min 2
-ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas connecting_anew crashes deploys ends \
-	limits nothing_is_lost settling)
+ENDS := $(wildcard tests/unit/test_*.py) $(patsubst %,tests/worker/test_%.py,canvas cold_shutdowns connecting_anew crashes \
+	deploys ends)
 # What `.ci/run` runs on another server than `make test`: see tests/support/servers.py.
-PART := dead_letters ends error_visibility fanout fifo remote_control settling
+PART := dead_letters ends error_visibility fanout fifo remote_control
 
 # Tests start a thousand processes: without bytecode each of them compiles the package anew, for half a second.
 unexport PYTHONDONTWRITEBYTECODE

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import boto3
 from paths import ROOT
-from support.emulator import MotoServer
 from support.processes import GuardedProcess, free_port, wait_until
 from support.redis_server import RedisServer, redis_program
+from support.sqs_servers import MotoServer
 
 #: Names the interpreter that has ministack, which pins botocore and so wants an environment of its own.
 INTERPRETER_VARIABLE = "MINISTACK_PYTHON"

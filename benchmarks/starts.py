@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from support.app import make_app  # noqa: E402
 from support.diary import DIARY_VARIABLE, Diary  # noqa: E402
-from support.emulator import MotoServer  # noqa: E402
 from support.proxy import FaultProxy  # noqa: E402
+from support.sqs_servers import MotoServer  # noqa: E402
 from support.worker import WorkerProcess  # noqa: E402
 
 TASKS, SECONDS, LIMIT_SECONDS = 4, 12, 40

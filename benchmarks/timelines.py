@@ -23,10 +23,10 @@ import paths  # noqa: F401
 from servers import CREDENTIALS
 from support.app import close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
-from support.emulator import MotoServer
 from support.faults import hold_request
 from support.processes import wait_until
 from support.proxy import FaultProxy
+from support.sqs_servers import MotoServer
 from support.worker import WorkerProcess
 from timelines_picture import RECORD, text_of, write_pictures
 from timelines_tasks import TASK_CLASS_VARIABLE, WORKER_VARIABLE

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
-from support.emulator import CREDENTIALS
 from support.known_deviations import expect_failures
 from support.order import Record, Rest, Scheduling, arrange
 from support.programs import require_all
 from support.proxy import FaultProxy
 from support.reliability import FIXTURE, Table, report
-from support.sqs_servers import SERVERS, sqs_server
+from support.sqs_servers import CREDENTIALS, SERVERS, sqs_server
 from support.worker import WorkerProcess
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]

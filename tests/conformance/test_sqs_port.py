@@ -5,8 +5,6 @@ Where moto is known to differ from Amazon, tests/unit/aws/test_fake.py asks the 
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 import uuid
 
@@ -112,15 +110,6 @@ def test_a_received_message_hides_and_comes_back_with_a_new_handle(sqs, url):
     assert second["Attributes"]["ApproximateReceiveCount"] == "2"
     timestamp = "ApproximateFirstReceiveTimestamp"
     assert second["Attributes"][timestamp] == first["Attributes"][timestamp]
-
-
-def test_a_message_stays_hidden_for_as_long_as_was_said_last(sqs, url):
-    send(sqs, url, "task")
-    (message,) = receive(sqs, url, options=BRIEFLY)
-    assert sqs.change_visibility(url, [(message["ReceiptHandle"], 60)]).failed == {}
-    assert receive(sqs, url, wait=2) == []
-    assert sqs.change_visibility(url, [(message["ReceiptHandle"], 0)]).failed == {}
-    assert len(receive(sqs, url)) == 1
 
 
 def test_a_deleted_message_is_gone(sqs, url):
@@ -241,39 +230,6 @@ def test_no_more_messages_come_than_were_asked_for_and_none_of_a_purged_queue(sq
     send(sqs, url, "4", "5")
     sqs.purge(url)
     assert receive(sqs, url) == []
-
-
-def test_a_message_received_too_often_moves_to_the_dead_letter_queue(sqs):
-    dead_letters = sqs.create_queue(unique(), {}, {})
-    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 2})
-    url = sqs.create_queue(unique(), {"RedrivePolicy": policy, "VisibilityTimeout": "0"}, {})
-    assert json.loads(sqs.queue_attributes(url, ["RedrivePolicy"])["RedrivePolicy"]) == json.loads(policy)
-    (message_id,) = send(sqs, url, "poison")
-    as_the_queue_says = ReceiveOptions()
-    for expected in 1, 1, 0:
-        assert len(receive(sqs, url, options=as_the_queue_says)) == expected
-    assert [message["MessageId"] for message in receive(sqs, dead_letters)] == [message_id]
-
-
-def test_a_long_poll_brings_a_message_sent_meanwhile(sqs, url):
-    sender = threading.Timer(0.3, send, (sqs, url, "task"))
-    sender.start()
-    started = time.monotonic()
-    messages = receive(sqs, url, wait=20)
-    sender.join()
-    assert bodies(messages) == ["task"]
-    assert time.monotonic() - started < 15
-
-
-def test_a_fifo_queue_keeps_a_groups_next_message_until_the_first_is_done(sqs, fifo_url):
-    for number, group in ("1", "a"), ("2", "a"), ("other", "b"):
-        send(sqs, fifo_url, number, group_id=group, deduplication_id=number)
-    (first,) = receive(sqs, fifo_url, limit=1)
-    assert (first["Body"], first["Attributes"]["MessageGroupId"]) == ("1", "a")
-    assert bodies(receive(sqs, fifo_url)) == ["other"]
-    sqs.delete(fifo_url, [first["ReceiptHandle"]])
-    assert bodies(receive(sqs, fifo_url)) == ["2"]
 
 
 def test_a_receive_of_a_fifo_queue_may_have_an_id(sqs, fifo_url):

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from support.emulator import MotoServer
 from support.nodes import LocalProcess, RedisProcessContainer, SQSProcessContainer, WorkerProcessContainer
 from support.redis_server import RedisServer, redis_program
+from support.sqs_servers import MotoServer
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import os
 import sys
 from pathlib import Path
 
@@ -12,10 +11,9 @@ import pytest
 from django.conf import settings
 from health_check.contrib.celery import Ping
 from health_check.exceptions import ServiceUnavailable
-from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import SOON, GuardedProcess
 from support.redis_server import RedisServer
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 TASKS = Path(__file__).with_name("tasks")
 OPTIONS = {"visibility_timeout": 30, "region": "us-east-1", "wait_time_seconds": 1}
@@ -72,12 +70,7 @@ def test_celery_redbeat(site, diary, tmp_path, proxy):
             "beat_schedule": {"tick": {"task": "packaged.once_failing", "schedule": 1, "args": ["tick"]}},
         }
         command = [sys.executable, "-m", "celery", "-A", "packaged", "beat", "--pidfile=", "-l", "INFO"]
-        env = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, (TASKS, *IMPORT_PATHS))),
-            "AWS_ENDPOINT_URL_SQS": proxy.url,
-            CONFIG_VARIABLE: encode_config(site.config),
-        }
+        env = environment(site.config, [TASKS], AWS_ENDPOINT_URL_SQS=proxy.url)
         beat = GuardedProcess([*command, "-S", "redbeat.RedBeatScheduler"], tmp_path / "beat.log", env)
         with beat:
             site.start()

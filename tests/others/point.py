@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from kombu.transport import TRANSPORT_ALIASES
-from support.emulator import CREDENTIALS, MotoServer
+from support.sqs_servers import CREDENTIALS, MotoServer
 
 STACK = pytest.StashKey[ExitStack]()
 

@@ -19,6 +19,7 @@ import kombu.pools
 from celery import Celery, _state
 from celery.backends.filesystem import FilesystemBackend
 from kombu.utils.encoding import ensure_bytes
+from support.diary import note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,7 +72,11 @@ def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any)
     return app
 
 
-def noting_of(app, begins, ended=lambda *_, **__: None):
+def note_start(task, key, *_, **__):
+    note("started", key=key, id=task.request.id, retries=task.request.retries)
+
+
+def noting_of(app, begins=note_start, ended=lambda *_, **__: None):
     """Decorates a bound task: calls `begins(task, ...)` before a run, `ended(task, result, ...)` after it."""
 
     def make(body=None, **options):

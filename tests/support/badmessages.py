@@ -12,6 +12,7 @@ from copy import deepcopy
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+from support.aws_events import S3_TEST, eventbridge, s3_notification, sns
 
 #: A task that fails at its first attempt, if at all.
 TASK = "work.once"
@@ -226,57 +227,7 @@ OLD = st.one_of(
     NOT_A_BODY.map(lambda body: envelope(body, protocol=1)),
 )
 
-S3 = {
-    "Records": [
-        {
-            "eventVersion": "2.1",
-            "eventSource": "aws:s3",
-            "awsRegion": "us-west-2",
-            "eventTime": "1970-01-01T00:00:00.000Z",
-            "eventName": "ObjectCreated:Put",
-            "userIdentity": {"principalId": "AIDAJDPLRKLG7UEXAMPLE"},
-            "requestParameters": {"sourceIPAddress": "172.16.0.1"},
-            "responseElements": {"x-amz-request-id": "C3D13FE58DE4C810"},
-            "s3": {
-                "s3SchemaVersion": "1.0",
-                "configurationId": "testConfigRule",
-                "bucket": {"name": "amzn-s3-demo-bucket", "arn": "arn:aws:s3:::amzn-s3-demo-bucket"},
-                "object": {"key": "HappyFace.jpg", "size": 1024, "sequencer": "0055AED6DCD90281E5"},
-            },
-        }
-    ]
-}
-S3_TEST = {
-    "Service": "Amazon S3",
-    "Event": "s3:TestEvent",
-    "Time": "2014-10-13T15:57:02.089Z",
-    "Bucket": "amzn-s3-demo-bucket",
-    "RequestId": "5582815E1AEA5ADF",
-    "HostId": "8cLeGAmw098X5cv4Zkwcmo8vvZa3eH3eKxsPzbB9wrR",
-}
-SNS = {
-    "Type": "Notification",
-    "MessageId": "22b80b92-fdea-4c2c-8f9d-bdfb0c7bf324",
-    "TopicArn": "arn:aws:sns:us-west-2:123456789012:MyTopic",
-    "Subject": "My First Message",
-    "Message": "Hello world!",
-    "Timestamp": "2012-05-02T00:54:06.655Z",
-    "SignatureVersion": "1",
-    "Signature": "EXAMPLEw6JRN",
-    "SigningCertURL": "https://sns.us-west-2.amazonaws.com/SimpleNotificationService-f3ecfb7224c7233fe7bb5f59f96de52f.pem",
-    "UnsubscribeURL": "https://sns.us-west-2.amazonaws.com/?Action=Unsubscribe",
-}
-EVENTBRIDGE = {
-    "version": "0",
-    "id": "6a7e8feb-b491-4cf7-a9f1-bf3703467718",
-    "detail-type": "EC2 Instance State-change Notification",
-    "source": "aws.ec2",
-    "account": "111122223333",
-    "time": "2017-12-22T18:43:48Z",
-    "region": "us-west-1",
-    "resources": ["arn:aws:ec2:us-west-1:123456789012:instance/i-1234567890abcdef0"],
-    "detail": {"instance-id": "i-1234567890abcdef0", "state": "terminated"},
-}
+SNS = sns("Hello world!")
 
 
 def _of_another_system(event, name, value):
@@ -285,7 +236,7 @@ def _of_another_system(event, name, value):
 
 OTHER_SYSTEMS = st.builds(
     _of_another_system,
-    st.sampled_from([S3, S3_TEST, SNS, EVENTBRIDGE]),
+    st.sampled_from([s3_notification(), S3_TEST, SNS, eventbridge()]),
     st.sampled_from(["extra", "id"]),
     JSON,
 )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from support.app import CONFIG_VARIABLE, encode_config
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,12 +23,10 @@ def run_celery(
     typed: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `celery -A module *args` to its end, with the settings, this process's endpoints, and answers."""
-    environment = {**os.environ, CONFIG_VARIABLE: encode_config(config), **(env or {})}
-    inherited = filter(None, [os.environ.get("PYTHONPATH")])
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (*IMPORT_PATHS, *inherited)))
     command = [sys.executable, "-m", "celery", "-A", module, *args]
+    found = environment(config, **(env or {}))
     return subprocess.run(
-        command, input=typed, capture_output=True, text=True, timeout=SECONDS, env=environment, check=False
+        command, input=typed, capture_output=True, text=True, timeout=SECONDS, env=found, check=False
     )
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 DIARY_VARIABLE = "TASK_DIARY"
 
@@ -44,7 +44,9 @@ class Diary:
     def count(self, event: str | None = None, **match: Any) -> int:
         return len(self.entries(event, **match))
 
-    def wait_for(self, event: str, count: int = 1, timeout: float = 30, **match: Any) -> list[dict[str, Any]]:
+    def wait_for(
+        self, event: str, count: int = 1, timeout: float = SOON, **match: Any
+    ) -> list[dict[str, Any]]:
         """Wait until at least that many such entries exist, and return all of them."""
         wait_until(
             lambda: self.count(event, **match) >= count,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -471,3 +473,22 @@ def exc_info(exc: BaseException) -> ExceptionInfo:
         raise exc
     except type(exc):
         return ExceptionInfo()
+
+
+def broken(record: logging.LogRecord) -> bool:
+    """A user's filter, with a bug: `logging` lets through what it raises."""
+    raise RuntimeError("a filter's bug")
+
+
+@contextmanager
+def a_filter_that_raises() -> Iterator[None]:
+    """On every logger of the package."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("celery_sqs_visibility")]
+    loggers = [logging.getLogger(name) for name in names]
+    for logger in loggers:
+        logger.addFilter(broken)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(broken)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
 import psutil
-from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess, free_port
-from support.worker import IMPORT_PATHS
+from support.worker import IMPORT_PATHS, environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,11 +31,9 @@ class Monitor(GuardedProcess):
     def __init__(
         self, log: Path, config: Mapping[str, object], *args: str, python: Path | None = None
     ) -> None:
-        paths = os.pathsep.join(map(str, IMPORT_PATHS))
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths, "TERM": "xterm"}
-        environment[CONFIG_VARIABLE] = encode_config(config)
         command = [str(python), *args] if python else [sys.executable, "-m", "celery", *args]
-        super().__init__(command, log, environment, cwd=log.parent)
+        found = environment(config, PYTHONUNBUFFERED="1", TERM="xterm")
+        super().__init__(command, log, found, cwd=log.parent)
 
 
 class Flower(Monitor):

@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 POLL_SECONDS = 0.03
 
-#: How long to wait, in seconds, for what comes at once where nothing is wrong.
-SOON = 30
+#: How long to wait, in seconds, for what comes at once where nothing is wrong, on a machine that is busy with
+#: other things: that something comes soon is shown by what has not come before it.
+SOON = 90
 
 #: Within so many seconds of a fault's end work goes on, and what a busy machine takes.
 RECOVERY = 3 + 6
@@ -147,7 +148,7 @@ class GuardedProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
-    def wait_exit(self, timeout: float = 60) -> int:
+    def wait_exit(self, timeout: float = 2 * SOON) -> int:
         """The return code: 0 after a clean shutdown, minus the signal's number when killed."""
         try:
             return self._process.wait(timeout)

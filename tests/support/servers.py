@@ -17,7 +17,7 @@ from xml.etree import ElementTree as ET
 from support.sqs_servers import EMULATORS, INSTALLED_BY, ROOT, SERVERS, is_installed
 
 #: Modules of tests/worker for every server, and further ones for emulators, which have SNS and S3, too.
-OF_ALL = "ends error_visibility fifo heartbeat leases nothing_is_lost settling"
+OF_ALL = "ends error_visibility fifo leases"
 OF_EMULATORS = "crashes dead_letters dead_letters_command etas fanout large_messages pause remote_control"
 
 LOGS = ROOT / "build/servers"

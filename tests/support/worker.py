@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).resolve().parents[1]
 # `tests` for `support`, its `tasks` for the task modules, the root for the package.
 IMPORT_PATHS = (TESTS.parent, TESTS, TESTS / "tasks")
-READY_SECONDS = 60
+READY_SECONDS = 120
+
+
+def environment(
+    config: Mapping[str, Any] | None = None, import_paths: Sequence[Path] = (), **more: str
+) -> dict[str, str]:
+    """The environment of a process that imports the tests' task modules, and their apps' settings."""
+    inherited = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join(map(str, (*import_paths, *IMPORT_PATHS, *inherited)))
+    return {**os.environ, CONFIG_VARIABLE: encode_config(config or {}), "PYTHONPATH": path, **more}
 
 
 class WorkerProcess(GuardedProcess):
@@ -60,11 +69,10 @@ class WorkerProcess(GuardedProcess):
         command += ["-P", pool, "-c", str(concurrency), "-l", loglevel]
         command += ["-Q", ",".join(queues)] if queues else []
         command += [] if prefetch_multiplier is None else ["--prefetch-multiplier", str(prefetch_multiplier)]
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", CONFIG_VARIABLE: encode_config(config or {})}
-        inherited = filter(None, [os.environ.get("PYTHONPATH")])
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (*import_paths, *IMPORT_PATHS, *inherited)))
-        environment |= {"AWS_ENDPOINT_URL_SQS": endpoint} if endpoint else {}
-        super().__init__([*command, *extra_args], Path(log_path), {**environment, **(env or {})}, stdin=stdin)
+        given = {"AWS_ENDPOINT_URL_SQS": endpoint} if endpoint else {}
+        given = {"PYTHONUNBUFFERED": "1", **given, **(env or {})}
+        found = environment(config, import_paths, **given)
+        super().__init__([*command, *extra_args], Path(log_path), found, stdin=stdin)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> Self:
         """Wait for the line that ends in " ready."; a worker that exits instead is an error with its log."""

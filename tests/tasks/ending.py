@@ -10,7 +10,7 @@ from pathlib import Path
 from celery.signals import worker_ready, worker_shutdown
 from celery.worker import state
 from support.diary import note
-from support.naps import nap
+from support.runs import nap
 from work import Trouble, app, noting, stock_late
 
 __all__ = ["app"]

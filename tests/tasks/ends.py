@@ -12,7 +12,7 @@ from celery import Task, signals
 from celery.exceptions import Ignore, Reject
 from support.app import make_app, noting_of
 from support.diary import note
-from support.dying import Unpicklable, kill_self
+from support.runs import Unpicklable, kill_self
 
 from celery_sqs_visibility import VisibilityTask
 

@@ -57,13 +57,6 @@ def until_there(self, path, payload=""):
 
 
 @noting(exclusive=of_first, error_visibility_timeout=1)
-def failing_once(self, key):
-    if self.visibility.last_checkpoint is None:
-        self.visibility.checkpoint({"page": 7})
-        raise ValueError(key)
-
-
-@noting(exclusive=of_first, error_visibility_timeout=1)
 def killed_once(self, key):
     """Take the whole worker along, at the first attempt."""
     if self.visibility.last_checkpoint is None:
@@ -80,23 +73,6 @@ def in_parts(self, key, part=1):
         self.visibility.continue_later(part=2)
     if part == 2:
         self.retry(args=(key,), kwargs={"part": 3}, countdown=0)
-
-
-@noting(exclusive=of_first, time_limit=1, error_visibility_timeout=1, max_retries=1)
-def limited(self, key, seconds):
-    time.sleep(0 if self.request.retries else seconds)
-
-
-@noting(exclusive=lambda args, kwargs: kwargs["missing"], error_visibility_timeout=1, max_retries=1)
-def keyless(self, key):
-    """Never runs."""
-
-
-@noting(exclusive=of_first)
-def until_lost(self, key, seconds):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not self.visibility.lost:
-        time.sleep(0.05)
 
 
 @app.task(

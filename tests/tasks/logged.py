@@ -10,7 +10,7 @@ import time
 from celery.utils.log import get_task_logger
 from support.app import make_app
 from support.diary import note
-from support.dying import UNTIL_ACCEPTED
+from support.runs import UNTIL_ACCEPTED
 
 from celery_sqs_visibility import VisibilityTask, log_json
 

@@ -12,11 +12,7 @@ from celery_sqs_visibility import VisibilityTask
 app = make_app("long_runs", task_cls=VisibilityTask)
 
 
-def started(task, key, *_, **__):
-    note("started", key=key, id=task.request.id, retries=task.request.retries)
-
-
-noting = noting_of(app, started)
+noting = noting_of(app)
 LIMIT_SECONDS = 1.5
 
 

@@ -44,17 +44,6 @@ def failing(self, key, where, times):
     note("read", key=key, worker=self.request.hostname)
 
 
-@app.task(bind=True, max_retries=1, autoretry_for=(RuntimeError,))
-def uneven(self, key, where):
-    """Fails for good in that worker; in the others it is to be tried again later."""
-    started(self, key)
-    if self.request.hostname.startswith(where):
-        raise ValueError(key)
-    if not self.request.retries:
-        raise self.retry(countdown=3)
-    note("read", key=key, worker=self.request.hostname)
-
-
 @app.task(bind=True)
 def forward(self, key):
     """Sends the news from a worker."""

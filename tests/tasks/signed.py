@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.app import make_app, noting_of
-from support.diary import note
 
 from celery_sqs_visibility import VisibilityTask
 
@@ -13,11 +12,7 @@ app = make_app("signed", task_cls=VisibilityTask)
 app.setup_security()
 
 
-def started(task, key, *_):
-    note("started", key=key, retries=task.request.retries)
-
-
-noting = noting_of(app, started)
+noting = noting_of(app)
 
 
 @noting(error_visibility_timeout=1, max_retries=2)

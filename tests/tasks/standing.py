@@ -24,17 +24,7 @@ def stand_still(request, **_):
         threading.Event().wait()
 
 
-def started(_task, key, *_):
-    note("started", key=key)
-
-
-def done(_task, _facts, key, *_):
-    note("done", key=key)
-
-
-noting = noting_of(app, started, done)
-
-
-@noting
-def sleep(_self, _key, seconds):
+@noting_of(app)
+def sleep(_self, key, seconds):
     time.sleep(seconds)
+    note("done", key=key)

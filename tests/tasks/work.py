@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 import os
 import threading
 import time
-import uuid
 from functools import partial
 from pathlib import Path
 
 from celery import Task
 from celery.exceptions import Reject, SoftTimeLimitExceeded
-from celery.worker.control import inspect_command
 from celery.worker.request import Request
 from support.app import make_app, noting_of
 from support.diary import note
-from support.dying import Unpicklable, exit_now, kill_self
-from support.naps import nap
+from support.runs import Unpicklable, exit_now, kill_self, nap
 
 from celery_sqs_visibility import VisibilityTask, publish_batch
 
 app = make_app("work", task_cls=VisibilityTask)
-
-
-@inspect_command()
-def not_json(state):
-    return object()
-
-
-@inspect_command()
-def typed(state):
-    return {"ok": [dt.datetime.now(tz=dt.UTC), uuid.uuid4(), decimal.Decimal(1)]}
 
 
 class Trouble(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 from celery.app import utils
 from celery.worker.consumer.connection import Connection
-from support.app import CONFIG_VARIABLE, encode_config, make_app
-from support.worker import IMPORT_PATHS
+from support.app import make_app
+from support.worker import environment
 
 from celery_sqs_visibility.option_secrets import mask_settings
 from celery_sqs_visibility.worker.bootsteps import Deliveries
@@ -95,11 +94,7 @@ print({shown})
 def test_a_process_that_is_no_worker_shows_no_secrets(first, shown):
     proxies = {"https": "http://user:PASSWORD@proxy:1", "http": "user:PASSWORD@proxy:1"}
     options = {**OPTIONS, "client-config": {"proxies": proxies}}
-    env = {
-        **os.environ,
-        CONFIG_VARIABLE: encode_config({"broker_transport_options": options}),
-        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
-    }
+    env = environment({"broker_transport_options": options})
     code = SHOWING.format(module="work", first=first, shown=shown)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout.count("user:********@proxy:1") == 2

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-import pytest
 from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record, sns
 from support.commands import run_json
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility import task_id_for, task_message
 from celery_sqs_visibility.delivery.settle.dead_letters import described
@@ -50,7 +49,7 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
     attributes = {name: {"DataType": "String", "StringValue": text} for name, text in SENDERS.items()}
     put(site, "order in vain", MessageAttributes=attributes)
 
-    wait_until(lambda: site.counts() == (0, 0), 30, lambda: site.diary.entries("started"))
+    wait_until(lambda: site.counts() == (0, 0), SOON, lambda: site.diary.entries("started"))
     site.diary.wait_for("done", key="shaky")
     runs = [(entry["key"], entry["id"]) for entry in site.diary.entries("started")]
     assert Counter(key for key, _ in runs) == {"shaky": 2, "bad": 2, "a b": 1, "c+d": 1}
@@ -66,7 +65,7 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
     assert len(retried["done"]) == 1
     for order in site.diary.wait_for("done", 2, key="order in vain"):
         assert SENDERS.items() <= order["attributes"].items()
-    wait_until(lambda: site.counts() == (0, 0), 30, "its second dead letter")
+    wait_until(lambda: site.counts() == (0, 0), SOON, "its second dead letter")
     assert site.diary.entries("done", key="sent by message")
     assert letters(site, dead_url) == {
         json.dumps(bad): "failed at its last attempt",
@@ -77,24 +76,3 @@ def test_events_run_tasks_and_the_rest_is_kept(make_site):
         "raise": "the message_adapter failed: KeyError('raise')",
         "order in vain": "failed at its last attempt",
     }
-
-
-@pytest.mark.parametrize(
-    ("adapter", "sentence"),
-    [
-        (
-            "importing:missing",
-            "'importing:missing', which cannot be imported: module 'importing' has no attribute",
-        ),
-        (
-            "nonsense",
-            "expected message_adapter to be the path of a callable, 'package.module:name', got 'nonsense'",
-        ),
-    ],
-)
-def test_a_worker_does_not_start_with_an_adapter_that_is_not_there(make_site, adapter, sentence):
-    site = make_site(message_adapter=adapter)
-    worker = site.start("importing", ready=False)
-    assert worker.wait_exit(30) == 1
-    assert sentence in worker.log
-    assert "Traceback" not in worker.log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from support.processes import SOON
 
 from celery_sqs_visibility import publish_batch
 
@@ -21,7 +20,7 @@ def test_a_batch_is_as_large_as_celerys_prefetch_count_allows(make_site, pool):
     site = make_site({"task_acks_late": False})
     site.start("batched", pool=pool, concurrency=2, prefetch_multiplier=50)
     send(site, "collect", 200)
-    batches = site.diary.wait_for("batch", 4, timeout=SOON)
+    batches = site.diary.wait_for("batch", 4)
     assert sorted(key for batch in batches for key in batch["keys"]) == list(range(200))
 
 
@@ -31,11 +30,11 @@ def test_a_batch_that_runs_when_the_worker_is_told_to_end_runs_once(make_site, t
     worker = site.start("batched", pool=pool, concurrency=1, prefetch_multiplier=10)
     send(site, "late", 6, tmp_path / "go on")
     site.diary.wait_for("started")
-    site.proxy.wait_for(lambda _: site.counts() == (0, 6), timeout=SOON)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 6))
     worker.terminate()
     worker.wait_for_log("given back that had not begun")
     (tmp_path / "go on").touch()
-    assert worker.wait_exit(SOON) == 0
+    assert worker.wait_exit() == 0
     assert "shutdown: 2 messages given back that had not begun" in worker.log
     assert site.diary.count("done") == 1
     assert site.kept == 2
@@ -46,6 +45,6 @@ def test_a_batch_whose_process_is_killed_comes_back(make_site, pool):
     site = make_site(visibility_timeout=5)
     site.start("batched", pool=pool, concurrency=1, prefetch_multiplier=10)
     send(site, "killed", 2)
-    first, again = site.diary.wait_for("started", 2, timeout=SOON)
+    first, again = site.diary.wait_for("started", 2)
     assert sorted(first["keys"]) == sorted(again["keys"]) == [0, 1]
-    site.proxy.wait_for(lambda _: site.kept == 0, timeout=SOON)
+    site.proxy.wait_for(lambda _: site.kept == 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 from support.badmessages import encoded, envelope
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.message_limits import MAX_CONTAINERS
@@ -58,7 +58,7 @@ def test_a_bomb_of_86_kb_is_a_dead_letter_and_ends_nothing(make_site, sqs, pool,
         site.send("quick", key)
     for key in keys:
         site.diary.wait_for("started", key=key)
-    wait_until(lambda: site.counts(dead_url)[0] == 1, 60, lambda: f"{site.counts()}: {worker.log[-3000:]}")
+    wait_until(lambda: site.counts(dead_url)[0] == 1, SOON, lambda: f"{site.counts()}: {worker.log[-3000:]}")
     (reason,) = take_letters(sqs, dead_url)
     assert reason == f"it is larger than {DECOMPRESSED_BYTES} bytes when decompressed (gzip)"
     assert worker.running
@@ -112,8 +112,8 @@ def test_the_worst_that_is_within_the_bounds(make_site, sqs, name):
     kind, content = WORST[name]
     body = compressed(content(), **{"content-type": kind})
     sqs.send_message(QueueUrl=site.url, MessageBody=body)
-    site.diary.wait_for("started", key="worst", timeout=90)
-    wait_until(lambda: site.kept == 0, 60, lambda: worker.log[-3000:])
+    site.diary.wait_for("started", key="worst")
+    wait_until(lambda: site.kept == 0, SOON, lambda: worker.log[-3000:])
     grown = [round(peak(pid) - was) for pid, was in zip(pids, before, strict=True)]
     # Of a message that runs a pool's process has two: one of its body, and one that Celery pickles.
     assert max(grown) < LEFT_MEGABYTES, grown

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.app import CONFIG_VARIABLE, encode_config
 from support.commands import run_celery, run_json
 from support.processes import SOON, wait_until
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
 
@@ -71,12 +67,10 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     dead = site.create_queue_with_dead_letters(9)
     for _ in range(19):  # for ten seconds
         site.sqs.send_message(QueueUrl=dead, MessageBody="any")
-    paths = os.pathsep.join([*map(str, IMPORT_PATHS), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, CONFIG_VARIABLE: encode_config(site.config), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "celery", "-A", "letters", "sqs", "dead-letters"]
     command += ["retry", site.queue, "--all", "--yes", "--rate", "2"]
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env=environment(site.config), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         wait_until(lambda: site.counts() != (0, 0), SOON, "the first batch")
         process.send_signal(number)
@@ -85,38 +79,6 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     (sent, hidden), (left, held) = site.counts(), site.counts(dead)
     assert (sent + left, hidden, held) == (19, 0, 0)
     assert left
-
-
-def test_a_queue_without_dead_letters_is_one_sentence(site):
-    site.create_queue()
-    refused = sqs_command(site, "retry", site.queue, "--all")
-    assert (refused.returncode, "has no dead-letter queue" in refused.stderr) == (1, True)
-
-
-def test_two_lists_at_once_show_all_or_say_how_many_the_other_has(site):
-    dead = site.create_queue_with_dead_letters(9)
-    for _ in range(20):
-        site.sqs.send_message(QueueUrl=dead, MessageBody="any")
-    both_hold = threading.Barrier(2)
-
-    def wait_for_the_other(request, forward, removed):
-        answer = forward(request)
-        both_hold.wait(2 * SOON)
-        return answer
-
-    with (
-        site.proxy.inject(wait_for_the_other, "ReceiveMessage", times=2),
-        ThreadPoolExecutor(2) as threads,
-    ):
-        lists = list(threads.map(lambda _: sqs_command(site, "list", site.queue, "--json"), range(2)))
-    shown = [len(json.loads(each.stdout)) for each in lists]
-    said = ["Left out: 10 messages" in each.stderr and "another command" in each.stderr for each in lists]
-    assert [each.returncode for each in lists] == [0, 0]
-    assert all(
-        (number, left_out) in {(10, True), (20, False)} for number, left_out in zip(shown, said, strict=True)
-    ), shown
-    assert any(said)
-    assert site.counts(dead) == (20, 0)
 
 
 def attributes(said):
@@ -152,17 +114,6 @@ def test_a_letter_that_names_another_queue_is_sent_there_after_a_question_only(s
     assert (site.counts(payroll), site.counts(dead)) == ((1, 0), (0, 0))
 
 
-def test_without_questions_each_letter_goes_where_it_says(site):
-    dead = site.create_queue_with_dead_letters(9)
-    name = f"other-{site.queue}"[:60]
-    other = site.sqs.create_queue(QueueName=name)["QueueUrl"]
-    forged_letter(site, dead, name)
-    arguments = ["retry", site.queue, "--all", "--any-source", "--yes"]
-    told = run_json(site.config, "dead-letters", *arguments, module="letters")
-    assert told["sent_to"] == {name: 1}
-    assert (site.counts(other), site.counts(dead)) == ((1, 0), (0, 0))
-
-
 ORDERS = "\x1b]0;owned\x07 \x9b31m \u202e"
 
 
@@ -181,39 +132,3 @@ def test_nothing_that_a_message_says_gives_a_terminal_orders(site):
         assert done.returncode == 0, done.stderr
         assert "task" in done.stdout
         assert not set("\x1b\x07\x85\x9b\u202e") & set(done.stdout + done.stderr), arguments
-
-
-def test_nothing_that_a_message_says_gives_the_logs_terminal_orders(site):
-    dead = site.create_queue_with_dead_letters(9)
-    headers = {"task": f"unheard.of\x9b{ORDERS}", "id": "an-id", "lang": "py"}
-    properties = {"body_encoding": "utf-8", "delivery_info": {}, "delivery_tag": "t"}
-    content = {"content-type": "application/json", "content-encoding": "utf-8", "headers": headers}
-    bodies = [
-        json.dumps({**content, "properties": properties, "body": "nothing that can be read"}),
-        json.dumps({"what": ORDERS, ORDERS: 1}),
-        ORDERS.replace("\x1b", "").replace("\x07", ""),
-    ]
-    for body in bodies:
-        site.sqs.send_message(QueueUrl=site.url, MessageBody=body)
-    worker = site.start("letters", loglevel="DEBUG")
-    wait_until(lambda: site.counts(dead) == (3, 0), SOON, lambda: worker.log)
-    assert not set("\x1b\x07\x85\x9b\u202e") & set(worker.log)
-
-
-def test_a_retry_of_letters_behind_others_of_their_fifo_group_says_what_to_do(make_fifo_site):
-    site = make_fifo_site(wait_time_seconds=1)
-    name = f"{site.queue.removesuffix('.fifo')}-dead.fifo"
-    url = site.sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
-    for number in range(12):
-        body = json.dumps({"body": "[]", "headers": {"task": f"letters.t{number}", "id": f"id-{number}"}})
-        site.sqs.send_message(
-            QueueUrl=url, MessageBody=body, MessageGroupId="g", MessageDeduplicationId=str(number)
-        )
-    named = ["--dead-letter-queue", name, "--any-source"]
-    done = sqs_command(site, "retry", site.queue, "--task", "letters.t11", *named)
-    assert done.stdout == "No dead letters match, of those that SQS gives: none were sent back.\n"
-    assert "Left out: 2 messages" in done.stderr
-    assert "name their IDs, or say --all without filters" in done.stderr
-    everything = sqs_command(site, "retry", site.queue, "--all", "--yes", *named)
-    assert everything.stdout.startswith("12 dead letters were sent back")
-    assert site.counts() == (12, 0)

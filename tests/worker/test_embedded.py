@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import sys
 
 import pytest
-from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess
-from support.worker import IMPORT_PATHS
-
-#: Celery's own bound for the end of such a worker.
-CELERYS_SECONDS = 10
+from support.worker import IMPORT_PATHS, environment
 
 
 @pytest.fixture
@@ -22,11 +16,9 @@ def embed(proxy, tmp_path):
     programs = []
 
     def start(site, pool, workers=1):
-        paths = os.pathsep.join(map(str, IMPORT_PATHS))
-        environment = {**os.environ, "PYTHONPATH": paths, CONFIG_VARIABLE: encode_config(site.config)}
-        environment["AWS_ENDPOINT_URL_SQS"] = proxy.url
+        env = environment(site.config, AWS_ENDPOINT_URL_SQS=proxy.url)
         command = [sys.executable, str(IMPORT_PATHS[2] / "embedding.py"), pool, str(workers), "2"]
-        programs.append(GuardedProcess(command, tmp_path / "program.log", environment))
+        programs.append(GuardedProcess(command, tmp_path / "program.log", env))
         return programs[-1].start()
 
     yield start
@@ -39,17 +31,15 @@ def test_it_ends_while_its_long_poll_is_open_and_gives_back_what_that_brings(mak
     site = make_site(visibility_timeout=120)  # and polls of 20 s, by default
     program = embed(site, pool, workers=2)
     program.wait_for_log("goes on", 60)
-    seconds = [float(each) for each in re.findall(r"ended in (\S+) s", program.log)]
-    assert len(seconds) == 2
-    assert max(seconds) < CELERYS_SECONDS
+    assert program.log.count("ended in ") == 2, "Celery raises when it takes ten seconds"
     assert site.diary.count("started", key="embedded") == 2, "the second worker works, too"
     if site.proxy.in_flight("ReceiveMessage"):
         site.send("quick", "after the end")
         site.proxy.wait_for(lambda _: site.brought()[2:])
         # A poll of the worker before may have had it, too: then it is hidden until that poll is over.
-        site.proxy.wait_for(lambda _: site.counts() == (1, 0), timeout=60)
+        site.proxy.wait_for(lambda _: site.counts() == (1, 0))
     program.signal_main(signal.SIGUSR2)
-    assert program.wait_exit(30) == 0
+    assert program.wait_exit() == 0
 
 
 def test_what_the_polls_of_workers_before_bring_runs_in_the_next_worker(make_site, embed):

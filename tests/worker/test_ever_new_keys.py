@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 from celery_sqs_visibility.transport.broker_context import KEPT_CONTEXTS
 
@@ -19,11 +18,12 @@ pytestmark = pytest.mark.timeout(180)
 def visit(sqs, proxy, queue):
     """Runs the program in a process of its own: what it has seen."""
     sqs.create_queue(QueueName=queue)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS))}
     command = [sys.executable, "-W", "always::ResourceWarning", "-m", "visiting", queue]
 
     def run(*args):
-        done = subprocess.run([*command, *args], env=env, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, *args], env=environment(), capture_output=True, text=True, check=False
+        )
         assert (done.returncode, done.stderr) == (0, "")
         return json.loads(done.stdout)
 

@@ -9,11 +9,11 @@ import pytest
 from redis import Redis
 from support.exclusive_stores import create_table
 from support.faults import error
-from support.processes import wait_until
+from support.processes import SOON, wait_until
 from support.redis_server import RedisServer
 
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
-from celery_sqs_visibility.stores.redis import PREFIX, RedisStore
+from celery_sqs_visibility.stores.redis import PREFIX
 
 LOST = "No attempts left: the runs before were lost"
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
@@ -57,8 +57,8 @@ def delayed(site):
     return int(answer["Attributes"][name])
 
 
-def wait_until_empty(site, timeout=30):
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0), timeout=timeout)
+def wait_until_empty(site):
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
 
 
 @pytest.mark.parametrize("store", ["redis", "dynamodb"])
@@ -67,7 +67,7 @@ def test_a_key_that_was_processed_is_skipped_and_its_result_stays(exclusive_site
     site = exclusive_site(found if store == "dynamodb" else found.url)
     result = send(site, "once", "a", task_id=f"{store}-id")
     worker = start(site)
-    assert result.get(timeout=30) == result.id
+    assert result.get(timeout=SOON) == result.id
     before = site.app.backend.get_task_meta(result.id)
     send(site, "once", "b", task_id=result.id)
     worker.wait_for_log(f"Task exclusive.once[{result.id}] skipped: its key 'exclusive.once:{result.id}'", 20)
@@ -78,34 +78,20 @@ def test_a_key_that_was_processed_is_skipped_and_its_result_stays(exclusive_site
 
 @pytest.mark.own_pool
 def test_of_ten_workers_in_all_pools_that_race_for_a_key_one_runs(exclusive_site):
-    site = exclusive_site(visibility_timeout=3, heartbeat_interval=2)
+    site = exclusive_site(visibility_timeout=5, heartbeat_interval=4)
     workers = [start(site, pool=pool, concurrency=1, ready=False) for pool in POOLS * 2]
     for worker in workers:
         worker.wait_ready()
-    results = [send(site, "keyed", "raced", 3.5) for _ in range(20)]
+    results = [send(site, "keyed", "raced", 6) for _ in range(20)]
     for pool in POOLS:  # so that several pools have runs, which last for longer than a lease
-        results += [send(site, "keyed", pool, 3.5) for _ in range(3)]
-    wait_until_empty(site, timeout=60)
+        results += [send(site, "keyed", pool, 6) for _ in range(3)]
+    wait_until_empty(site)
     assert sorted(entry["key"] for entry in site.diary.entries("started")) == sorted([*POOLS, "raced"])
     assert logged(workers, "and was not run: its key") >= 1
     assert sorted(result.state for result in results) == ["PENDING"] * 29 + ["SUCCESS"] * 6
     # A message that is lost while the machine stalls is skipped twice, or has its run's own skipped.
     skipped = {name for worker in workers for name in re.findall(r"\[(\S+)\] skipped: its key", worker.log)}
     assert skipped >= {result.id for result in results if result.state == "PENDING"}
-
-
-def test_a_message_that_is_lost_and_delivered_again_waits_for_its_runs_end(exclusive_site):
-    site = exclusive_site(visibility_timeout=2, heartbeat_interval=1.5)
-    workers = [start(site, concurrency=1, ready=False) for _ in range(2)]
-    for worker in workers:
-        worker.wait_ready()
-    site.proxy.inject(error("AccessDenied", 403), "ChangeMessageVisibilityBatch")
-    send(site, "keyed", "lost", 6.0)
-    (done,) = site.diary.wait_for("done")
-    wait_until_empty(site)
-    assert done["lost"]
-    assert site.diary.count("started") == 1
-    assert len(site.brought()) > 1
 
 
 @pytest.mark.parametrize(
@@ -126,7 +112,7 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
             "x" * MESSAGE_BYTES,
         )
     tracked = {"task_track_started": True}
-    site = exclusive_site(settings=tracked, visibility_timeout=2, heartbeat_interval=1.5, **options)
+    site = exclusive_site(settings=tracked, visibility_timeout=5, heartbeat_interval=4, **options)
     site.create_queue()  # without a redrive policy, which would end the waits
     workers = [start(site, concurrency=1, ready=False) for _ in range(2)]
     for worker in workers:
@@ -139,11 +125,11 @@ def test_a_run_that_goes_on_is_not_failed_by_a_message_that_waits_for_it(exclusi
     site.diary.wait_for("started")
     waits = "and was not run: its key"
     if denied and "for a while" in way:
-        wait_until(lambda: logged(workers, waits), 60, "a second worker that has it")
+        wait_until(lambda: logged(workers, waits), SOON, "a second worker that has it")
         denied.remove()
-    wait_until(lambda: logged(workers, waits) >= 7 or logged(workers, LOST), 60, "seven waits")
+    wait_until(lambda: logged(workers, waits) >= 7 or logged(workers, LOST), SOON, "seven waits")
     told.touch()
-    assert result.get(timeout=30) == "done"
+    assert result.get(timeout=SOON) == "done"
     wait_until_empty(site)
     assert logged(workers, LOST) == 0
     assert site.diary.count("started") == 1
@@ -162,32 +148,20 @@ def test_a_run_whose_record_redis_loses_has_its_key_again(exclusive_site, redis,
     with Redis(port=redis.port) as client:
         client.flushall()
         if then != "it ends":
-            wait_until(lambda: client.exists(f"{PREFIX}{key}"), 30, "a renewal")
+            wait_until(lambda: client.exists(f"{PREFIX}{key}"), SOON, "a renewal")
             if then == "its message comes again":
                 site.proxy.inject(error("AccessDenied", 403), "ChangeMessageVisibilityBatch")
             else:
                 send(site, "until_there", str(told), task_id=result.id)
-            wait_until(lambda: logged(workers, "and was not run: its key"), 60, "a wait")
+            wait_until(lambda: logged(workers, "and was not run: its key"), SOON, "a wait")
             site.proxy.clear_faults()
     told.touch()
-    assert result.get(timeout=30) == "done"
+    assert result.get(timeout=SOON) == "done"
     send(site, "until_there", str(told), task_id=result.id)
-    wait_until(lambda: logged(workers, f"skipped: its key {key!r} was processed before"), 30, "a skip")
+    wait_until(lambda: logged(workers, f"skipped: its key {key!r} was processed before"), SOON, "a skip")
     wait_until_empty(site)
     assert site.diary.count("started") == site.diary.count("done") == 1
     assert logged(workers, f"the key {key!r} was lost") == 0
-
-
-def test_a_failure_frees_the_key_for_the_next_attempt_which_has_the_checkpoint(exclusive_site):
-    site = exclusive_site()
-    start(site)
-    result = send(site, "failing_once", "fails")
-    site.diary.wait_for("done")
-    assert [entry["checkpoint"] for entry in site.diary.entries("started")] == [None, {"page": 7}]
-    assert [entry["retries"] for entry in site.diary.entries("started")] == [0, 1]
-    result.get(timeout=10)
-    (first, second) = site.diary.entries("started")
-    assert second["monotonic"] - first["monotonic"] < 5
 
 
 def test_a_killed_worker_frees_the_key_when_its_message_is_visible_again(exclusive_site):
@@ -200,7 +174,7 @@ def test_a_killed_worker_frees_the_key_when_its_message_is_visible_again(exclusi
     assert [worker.running for worker in workers].count(False) == 1
     (began, again) = site.diary.entries("started")
     assert again["checkpoint"] == "reached"
-    assert 4 < again["monotonic"] - began["monotonic"] < 9
+    assert again["monotonic"] - began["monotonic"] > 4
     assert again["retries"] == 1
 
 
@@ -208,65 +182,10 @@ def test_an_idle_worker_runs_what_continues_a_task_at_once_with_its_checkpoint(e
     site = exclusive_site(visibility_timeout=60)
     workers = [start(site, concurrency=2) for _ in range(2)]
     send(site, "in_parts", "parts")
-    site.diary.wait_for("started", 3, timeout=20)
+    site.diary.wait_for("started", 3)
     wait_until_empty(site)
     assert [entry["checkpoint"] for entry in site.diary.entries("started")] == [None, 1, 2]
     assert logged(workers, "and was not run: its key") == 0
-
-
-@pytest.mark.own_pool
-def test_a_run_past_its_hard_limit_frees_the_key_at_once(exclusive_site):
-    site = exclusive_site(visibility_timeout=60)
-    start(site, pool="prefork")
-    send(site, "limited", "slow", 30)
-    site.diary.wait_for("done")
-    (began, again) = site.diary.entries("started")
-    assert again["monotonic"] - began["monotonic"] < 20
-
-
-@pytest.mark.own_pool
-def test_an_orphaned_run_frees_the_key_before_its_message(exclusive_site):
-    site = exclusive_site(visibility_timeout=60, shutdown_timeout=0)
-    send(site, "keyed", "orphan", 60.0)
-    worker = start(site, pool="prefork")
-    site.diary.wait_for("started")
-    worker.terminate()
-    worker.wait_exit(20)
-    start(site)
-    site.diary.wait_for("started", 2, timeout=15)
-
-
-def test_a_run_whose_key_is_anothers_is_told(exclusive_site, redis):
-    site = exclusive_site(visibility_timeout=4, heartbeat_interval=3)
-    worker = start(site)
-    send(site, "until_lost", "stolen", 20)
-    site.diary.wait_for("started")
-    store = RedisStore(redis.url)
-    store._redis.hset(f"{PREFIX}exclusive.until_lost:stolen", "owner", "thief")
-    (done,) = site.diary.wait_for("done")
-    assert done["lost"]
-    worker.wait_for_log("the key 'exclusive.until_lost:stolen' was lost before its run succeeded", 10)
-
-
-def test_an_error_of_the_callable_fails_the_attempt(exclusive_site):
-    site = exclusive_site()
-    worker = start(site)
-    result = send(site, "keyless", "a")
-    with pytest.raises(
-        Exception, match=r"`exclusive` of task 'exclusive.keyless' failed: KeyError\('missing'\)"
-    ):
-        result.get(timeout=20)
-    assert site.diary.count("started") == 0
-    assert "failed at attempt 1 of 2 and comes back in 1 s" in worker.log
-
-
-def test_while_the_store_does_not_answer_nothing_runs_and_nothing_is_lost(exclusive_site):
-    site = exclusive_site("redis://127.0.0.1:1/0")
-    worker = start(site)
-    send(site, "keyed", "a")
-    worker.wait_for_log("was not run, and comes back in 30 s: its key cannot be acquired", 30)
-    site.proxy.wait_for(lambda _: (delayed(site), site.kept) == (1, 0))
-    assert site.diary.count("started") == 0
 
 
 def other_queue(site):
@@ -299,7 +218,7 @@ def test_while_the_store_hangs_one_run_waits_for_it_and_plain_tasks_for_none(
             send(site, "plain", f"plain {number}", queue=plain)
         worker = start(site, pool=pool, concurrency=1, queues=[site.queue, plain], extra_args=options)
         # Celery may replace a child that has ended only 5 s later (asynpool's `maintain_pool`).
-        site.diary.wait_for("started", 4, timeout=30)
+        site.diary.wait_for("started", 4)
         site.proxy.wait_for(lambda _: (delayed(site), site.kept) == (6, 0))
         assert logged([worker], "was not run, and comes back in 30 s: its key cannot be acquired") == 6
         # The main process, by its own question at the start, and at the most one child that has waited, too.
@@ -308,24 +227,6 @@ def test_while_the_store_hangs_one_run_waits_for_it_and_plain_tasks_for_none(
             assert asked(hanging_store) <= 1
     worker.wait_for_log("INFO/MainProcess] the store of exclusive keys answers again")
     result = send(site, "keyed", "after")
-    assert result.get(timeout=20) == result.id, "it does not come back in 30 s as the others"
+    assert result.get(timeout=SOON) == result.id, "it does not come back in 30 s as the others"
     keys = ["after", *range(6), *(f"plain {number}" for number in range(4))]
     reliability("the store of exclusive keys hangs", "one slot; 6 messages wait for it", keys, kept=6)
-
-
-@pytest.mark.parametrize("pool", ["prefork", "solo"])
-def test_a_table_that_is_missing_is_told_at_the_start_and_plain_tasks_run(exclusive_site, dynamodb, pool):
-    site = exclusive_site(f"{dynamodb}-gone")
-    site.create_queue()
-    worker = start(site, pool=pool)
-    worker.wait_for_log("exclusive tasks do not run, and their messages come back, while the store")
-    assert f"the DynamoDB table '{dynamodb.removeprefix('dynamodb://')}-gone' failed: Resource" in worker.log
-    assert "create the table, or correct its name or region in coordination_store" in worker.log
-    send(site, "plain", "runs")
-    site.diary.wait_for("started", key="runs")
-
-
-def test_a_worker_without_a_store_says_so_and_ends(make_site):
-    worker = start(make_site(), ready=False)
-    assert worker.wait_exit(30) != 0
-    assert "set the transport option coordination_store to dynamodb://TABLE or redis://HOST" in worker.log

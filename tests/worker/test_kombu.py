@@ -1,20 +1,10 @@
-"""What of kombu's SQS cannot have is refused, and what Celery does with it unasked harms nobody."""
+"""What kombu's SQS has: consumers, predefined queues, roles and backoff; what it cannot have harms nobody."""
 
 from __future__ import annotations
 
+import boto3
 import pytest
-from kombu.common import Broadcast
 from support.processes import SOON, wait_until
-
-from celery_sqs_visibility.errors import UnroutableError
-
-BROADCAST = """
-from kombu.common import Broadcast
-from support.processes import SOON, wait_until
-from work import app
-
-app.conf.task_queues = [Broadcast("news")]
-"""
 
 RAISING = """
 from work import app, quick
@@ -65,17 +55,6 @@ def write(tmp_path, name, code):
     return {"import_paths": [tmp_path]}
 
 
-def test_a_worker_of_a_broadcast_queue_ends_with_a_sentence_and_makes_no_queue(make_site, tmp_path):
-    site = make_site()
-    worker = site.start("news", ready=False, **write(tmp_path, "news", BROADCAST))
-    assert worker.wait_exit(30) != 0
-    assert "cannot start, since queue 'bcast." in worker.log
-    assert "exchange 'news' is of type 'fanout'" in worker.log
-    assert "Set the transport option supports_fanout" in worker.log
-    assert "Traceback" not in worker.log
-    assert site.proxy.count("CreateQueue") == 0
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_consumer_step_gets_messages_of_other_programs_and_tasks_run_beside_it(
     make_site, monkeypatch, tmp_path, pool
@@ -95,25 +74,6 @@ def test_a_consumer_step_gets_messages_of_other_programs_and_tasks_run_beside_it
     wait_until(lambda: site.counts(url) == (0, 0), SOON, "what was acknowledged to be deleted")
     assert len(site.diary.entries("ordered")) == len(bodies)
     assert "Traceback" not in worker.log
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"queue": "news"},
-            r"exchange 'news' .* type fanout \(Broadcast\) with the option supports_fanout only",
-        ),
-        ({"exchange": "media", "routing_key": "video"}, "no queue is bound to exchange 'media'"),
-    ],
-    ids=["a broadcast queue", "no queue"],
-)
-def test_a_task_is_refused_where_it_is_published_to(make_site, producer, options, sentence):
-    site = make_site()
-    app = producer({**site.config, "task_queues": [Broadcast("news")]})
-    with pytest.raises(UnroutableError, match=sentence):
-        app.send_task("work.quick", ("a",), **options)
-    assert site.proxy.count("SendMessage") == 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"event_exchange": "ours", "control_exchange": "ours"}])
@@ -144,21 +104,71 @@ def test_what_celery_cannot_take_is_kept_and_ends_no_worker(make_site, tmp_path,
     assert worker.running
 
 
-def test_results_by_rpc_arrive_and_leave_no_queue_when_their_client_ends(make_site):
-    def queues_of_the_client():
-        return site.sqs.list_queues(QueueNamePrefix=site.app.backend.oid).get("QueueUrls", [])
+ROLE = "arn:aws:iam::111122223333:role/worker"
+BACKOFF = """
+from celery import Task
+from support.diary import note
+from work import app, failing
 
-    site = make_site({"result_backend": "rpc://", "result_expires": 3600})
+stock = {"base": Task, "acks_late": True, "acks_on_failure_or_timeout": False, "max_retries": None}
+failing("named", times=2)
+
+
+@app.task(bind=True, name="work.left_to_sqs", **stock)
+def stock_task(self, key):
+    note("started", key=key, receives=self.request.sqs["receive_count"])
+    if self.request.sqs["receive_count"] < 3:
+        note("failing", key=key)
+        raise KeyError(key)
+"""
+
+
+@pytest.fixture
+def other_account(emulator):
+    """A client of SQS in the account of the role."""
+    sts = boto3.client("sts", endpoint_url=emulator.url)
+    keys = sts.assume_role(RoleArn=ROLE, RoleSessionName="test")["Credentials"]
+    client = boto3.client(
+        "sqs",
+        endpoint_url=emulator.url,
+        aws_access_key_id=keys["AccessKeyId"],
+        aws_secret_access_key=keys["SecretAccessKey"],
+        aws_session_token=keys["SessionToken"],
+    )
+    yield client
+    client.close()
+    sts.close()
+
+
+@pytest.mark.parametrize("by", ["url", "name"])
+def test_a_queue_of_another_account_is_worked_off_in_a_role_of_its_own(
+    make_site, emulator, other_account, queue, monkeypatch, by
+):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_STS", emulator.url)
+    url = other_account.create_queue(QueueName=queue)["QueueUrl"]
+    found = {"url": url} if by == "url" else {"QueueOwnerAWSAccountId": "111122223333"}
+    predefined = {queue: {**found, "sts_role_arn": ROLE, "external_id": "42"}}
+    site = make_site(predefined_queues=predefined)
     site.start()
-    assert site.send("quick", "a").get(timeout=30) == "a"
-    (url,) = queues_of_the_client()
-    attributes = site.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-    assert attributes["MessageRetentionPeriod"] == "3600"
-    late = site.send("slow", "late", 3)
-    site.diary.wait_for("started", key="late")
-    site.app.backend.result_consumer.stop()
-    assert not queues_of_the_client()
-    site.diary.wait_for("done", key="late")
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert not queues_of_the_client()
-    assert late
+    site.send("quick", "a")
+    site.diary.wait_for("started", key="a")
+    site.proxy.wait_for_calls("DeleteMessageBatch")
+    counts = other_account.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+    assert counts["ApproximateNumberOfMessages"] == counts["ApproximateNumberOfMessagesNotVisible"] == "0"
+    assert site.proxy.count("CreateQueue") == 0
+
+
+def test_a_failed_task_that_a_backoff_policy_names_comes_back_as_that_says(make_site, queue, tmp_path):
+    (tmp_path / "backoff.py").write_text(BACKOFF)
+    site = make_site()
+    tasks = ["work.named", "work.left_to_sqs"]
+    policy = {"url": site.create_queue(), "backoff_policy": {"1": 1, "2": 2}, "backoff_tasks": tasks}
+    site.config["broker_transport_options"] |= {"predefined_queues": {queue: policy}}
+    site.start("backoff", import_paths=[tmp_path])
+    for task in tasks:
+        site.app.send_task(task, (task,))
+    for task in tasks:
+        site.diary.wait_for("started", key=task, count=3)
+        first, second = site.gaps(task)
+        assert (first >= 1, second >= 2) == (True, True)
+    assert sorted(site.changes()) == [1, 1, 2, 2]

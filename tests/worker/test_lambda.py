@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
 
 import boto3
-from support.app import CONFIG_VARIABLE, encode_config
 from support.aws_events import s3_notification, s3_record
 from support.exclusive_stores import create_table
-from support.faults import latency
-from support.processes import wait_until
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 from celery_sqs_visibility import task_id_for
-from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: Headers by which a message's payload goes to S3.
@@ -61,15 +56,9 @@ def invoke(site, module="importing", seconds=30):
         }
         for message in messages
     ]
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
-        CONFIG_VARIABLE: encode_config(site.config),
-        "AWS_ENDPOINT_URL_SQS": site.proxy.url,
-    }
     done = subprocess.run(
         [sys.executable, "-c", RUNTIME.format(module=module, seconds=seconds)],
-        env=env,
+        env=environment(site.config, AWS_ENDPOINT_URL_SQS=site.proxy.url),
         input=json.dumps({"Records": records}),
         capture_output=True,
         text=True,
@@ -100,45 +89,6 @@ def test_a_function_runs_what_sqs_has_for_it(make_site):
     assert site.counts(dead_url) == (1, 0)
 
 
-def test_a_dead_letter_stays_in_the_region_of_its_event(make_site, proxy):
-    """Two regions have a queue of the same name."""
-    site = make_site()
-    clients, dead = {}, {}
-    for region in ("us-east-1", "eu-west-1"):
-        clients[region] = site.sqs = boto3.client("sqs", endpoint_url=proxy.url, region_name=region)
-        dead[region] = site.create_queue_with_dead_letters(10)
-    predefined = {region[:2]: {"url": site.url, "region": region} for region in clients}
-    site.config["broker_transport_options"] = {
-        **site.config["broker_transport_options"],
-        "predefined_queues": predefined,
-    }
-    site.sqs.send_message(QueueUrl=site.url, MessageBody="no task")
-    assert invoke(site) == []
-    counts = {}
-    for region, site.sqs in clients.items():
-        counts[region] = site.counts(dead[region])
-        site.sqs.close()
-    assert counts == {"us-east-1": (0, 0), "eu-west-1": (1, 0)}
-
-
-def test_a_function_fetches_no_payload_outside_its_prefix(make_site, emulator, monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", emulator.url)
-    s3 = boto3.client("s3")
-    s3.create_bucket(Bucket=(bucket := f"bucket-{uuid.uuid4().hex}"))
-    site = make_site(payload_store=f"s3://{bucket}/celery/")
-    dead = site.create_queue_with_dead_letters(10)
-    producer = {**site.app.conf.broker_transport_options, "payload_store": f"s3://{bucket}/other/"}
-    site.app.conf.broker_transport_options = producer
-    site.app.send_task("importing.import_object", ["a"], headers=LARGE)
-    invoke(site)
-    (letter,) = site.sqs.receive_message(QueueUrl=dead, MessageAttributeNames=["All"], WaitTimeSeconds=10)[
-        "Messages"
-    ]
-    assert f"payload_store is 's3://{bucket}/celery/'" in described(letter["MessageAttributes"])["reason"]
-    assert site.diary.entries("started") == []
-    s3.close()
-
-
 def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, monkeypatch):
     for service in ("S3", "DYNAMODB"):
         monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", emulator.url)
@@ -152,27 +102,3 @@ def test_a_function_fetches_payloads_and_runs_a_key_once(make_site, emulator, mo
     assert site.changes() == []
     assert s3.list_objects_v2(Bucket=bucket)["KeyCount"] == 2, "they are the lifecycle rule's"
     s3.close()
-
-
-def test_an_event_keeps_within_the_functions_time_and_goes_on_where_it_stopped(make_site):
-    site = make_site(visibility_timeout=30)
-    site.create_queue()
-    records = [s3_record(key=f"k{number}") for number in range(300)]
-    site.sqs.send_message(QueueUrl=site.url, MessageBody=json.dumps(s3_notification(*records)))
-    slow = site.proxy.inject(latency(0.25), "SendMessageBatch")
-    assert invoke(site, seconds=8) == []
-    sends = site.proxy.calls("SendMessageBatch")
-    assert sends[-1].finished - sends[0].started < 7
-    (rest,) = sends[-1].request["Entries"]
-    assert "continues" in rest["MessageAttributes"]
-    delete_the_event(site)
-    slow.remove()
-    site.start("importing", pool="threads", concurrency=8)
-    wait_until(lambda: site.counts() == (0, 0), 120, site.counts)
-    started = [entry["key"] for entry in site.diary.entries("started")]
-    assert sorted(started) == sorted(f"k{number}" for number in range(300))
-
-
-def delete_the_event(site):
-    """As Lambda does when it is not reported."""
-    site.sqs.delete_message(QueueUrl=site.url, ReceiptHandle=site.handles[0])

@@ -1,13 +1,12 @@
-"""What a running task knows of its message, in every pool; and what happens when its lease is lost."""
+"""What a worker holds stays hidden, its task knows of the lease, and what happens when that is lost."""
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
 
 import pytest
-from support.faults import error, fail_entries, hold_request
+from support.faults import error
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 CAN_END_A_RUN = ["prefork", "gevent", "eventlet"]
@@ -48,8 +47,8 @@ def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, p
     site.diary.wait_for("started")
     asked = time.monotonic()
     worker.terminate()
-    seconds = site.diary.wait_for("saved", timeout=20)[0]["monotonic"] - asked
-    assert worker.wait_exit(20) == 0
+    seconds = site.diary.wait_for("saved")[0]["monotonic"] - asked
+    assert worker.wait_exit() == 0
     assert "orphaned" not in worker.log
     assert site.counts() == (1, 0)
     (entry,) = site.diary.entries("started")
@@ -63,28 +62,15 @@ def test_a_task_that_sees_the_shutdown_begin_gives_its_message_back(make_site, p
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_task_sees_its_lease_renewed(make_site, pool):
-    site = make_site(visibility_timeout=6, heartbeat_interval=5)
-    send(site, "watching", "a", 8)
-    start(site, pool=pool)
-    (done,) = site.diary.wait_for("done")
-    (started,) = site.diary.entries("started")
-    assert 1 < started["remaining"] <= 6
-    assert 0 < done["least"] <= 5.5
-    assert site.diary.count("lost") == 0
-    assert site.diary.count("started") == 1
-
-
-@pytest.mark.parametrize("pool", POOLS)
 def test_without_heartbeat_a_task_can_extend_its_lease_itself(make_site, pool):
-    site = make_site(visibility_timeout=5, heartbeat_interval=0)
-    send(site, "extending", "a", 20, 8)
+    site = make_site(visibility_timeout=8, heartbeat_interval=0)
+    send(site, "extending", "a", 30, 12)
     workers = [start(site, pool=pool, concurrency=1) for _ in range(2)]
     (extended,) = site.diary.wait_for("extended")
     (done,) = site.diary.wait_for("done")
-    assert 15 < extended["remaining"] <= 20
+    assert 20 < extended["remaining"] <= 30
     assert not done["lost"]
-    assert site.changes() == [20]
+    assert site.changes() == [30]
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     assert site.diary.count("started") == 1
     assert all(worker.running for worker in workers)
@@ -97,32 +83,17 @@ def test_a_task_can_extend_its_lease_while_the_worker_drains(make_site, pool):
     worker = start(site, pool=pool, concurrency=1)
     site.diary.wait_for("started")
     worker.terminate()
-    (extended,) = site.diary.wait_for("extended", timeout=15)
-    (asked,) = site.diary.entries("asks")
-    assert extended["monotonic"] - asked["monotonic"] < 9
+    (extended,) = site.diary.wait_for("extended")
     assert 80 < extended["remaining"] <= 90
     assert site.changes() == [90]
-    assert worker.wait_exit(20) == 0
+    assert worker.wait_exit() == 0
     assert site.diary.count("done") == 1
     assert site.counts() == (0, 0)
 
 
-def test_a_longer_lease_is_kept_by_the_heartbeat_and_one_too_long_refused_with_the_bound(make_site):
-    site = make_site(visibility_timeout=7, heartbeat_interval=3)
-    send(site, "extending", "a", 8, 9)
-    send(site, "extending", "b", 43_201, 0)
-    start(site)
-    (done,) = site.diary.wait_for("done", key="a")
-    assert site.changes()[0] == 8
-    assert not done["lost"]
-    assert site.diary.count("started", key="a") == 1
-    (refused,) = site.diary.wait_for("not extended", key="b")
-    assert "expected 0 to 43200 seconds (SQS's 12 hours), got 43201" in refused["error"]
-
-
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_lost_lease_is_told_to_the_task_by_a_signal_and_in_the_log(make_site, pool, reliability):
-    site = make_site(visibility_timeout=6, wait_time_seconds=1)
+    site = make_site(visibility_timeout=8, wait_time_seconds=1)
     worker, *_ = start_and_lose(site, "too_late", pool=pool)
     site.diary.wait_for("lost")
     (refused,) = site.diary.wait_for("refused")
@@ -153,21 +124,6 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     reliability("lease lost, the message comes back here", "no extension allowed, 5 s and more", ["a"])
 
 
-def test_a_message_that_comes_back_while_it_waits_for_the_main_thread_is_run_once(make_site, reliability):
-    site = make_site({"worker_prefetch_multiplier": 0}, visibility_timeout=3)  # no limit
-    fault = cannot_extend(site)
-    send(site, "cooperative", "first", 8)
-    send(site, "watching", "second", 0)
-    worker = start(site, pool="solo")
-    worker.wait_for_log("message came back while held here, and is not run twice")
-    fault.remove()
-    site.diary.wait_for("done", 2)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert [entry["key"] for entry in site.diary.entries("started")] == ["first", "second"]
-    told = "no extension allowed; it waits for the main thread"
-    reliability("lease lost, the message comes back here", told, ["first", "second"])
-
-
 def deleted_handles(calls):
     deletes = [call.request["Entries"] for call in calls if call.action == "DeleteMessageBatch"]
     return {entry["ReceiptHandle"] for entries in deletes for entry in entries}
@@ -192,9 +148,9 @@ def test_a_finished_message_that_comes_back_is_deleted_with_its_new_handle(make_
 def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(
     make_site, pool, slow_backend, tmp_path, reliability
 ):
-    slow = {"result_backend": f"support.slow_results:SlowBackend+file://{tmp_path / 'results'}"}
+    slow = {"result_backend": f"support.result_backends:SlowBackend+file://{tmp_path / 'results'}"}
     settings = slow if slow_backend else {}
-    site = make_site(settings, visibility_timeout=6, heartbeat_interval=5, wait_time_seconds=1)
+    site = make_site(settings, visibility_timeout=8, heartbeat_interval=6, wait_time_seconds=1)
     worker, result, faults = start_and_lose(site, "ended_when_lost", 8, pool=pool)
     worker.wait_for_log("is ended: its message is lost")
     if slow_backend:
@@ -212,36 +168,10 @@ def test_a_run_is_ended_when_its_lease_is_lost_if_the_task_wants_that(
     reliability("lease lost, `when_lost='terminate'`", "no extension allowed; the run is ended", ["a"])
 
 
-def test_what_was_settled_while_its_extension_was_in_flight_ends_no_other_run(make_site):
-    site = make_site(visibility_timeout=10, heartbeat_interval=8, wait_time_seconds=1)
-    answer = threading.Event()
-    site.proxy.inject(hold_request(answer), "ChangeMessageVisibilityBatch", times=1)
-    site.proxy.inject(fail_entries("ReceiptHandleIsInvalid"), "ChangeMessageVisibilityBatch", times=1)
-    send(site, "ended_when_lost", "first", 4)
-    worker = start(site, concurrency=1)
-    site.diary.wait_for("started", key="first")
-    site.proxy.wait_for(lambda _: site.proxy.in_flight("ChangeMessageVisibilityBatch"))
-    send(site, "ended_when_lost", "second", 4)
-    site.diary.wait_for("started", key="second")  # in the process that ran the first
-    answer.set()
-    site.diary.wait_for("done", key="second")
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert [entry["key"] for entry in site.diary.entries("started")] == ["first", "second"]
-    assert "is ended" not in worker.log
-
-
-def test_a_run_that_cannot_be_ended_goes_on_and_that_is_told(make_site, reliability):
-    site = make_site(visibility_timeout=3, wait_time_seconds=1, when_lost="terminate")
-    worker, *_ = start_and_lose(site, "until_lost", 1, pool="threads")
-    worker.wait_for_log("cannot be ended: its pool has no way to")
-    site.diary.wait_for("done")
-    reliability("lease lost, the run cannot be ended", "no extension allowed; it goes on", ["a"])
-
-
 def test_leases_are_kept_apart_when_children_are_replaced_after_every_task(make_site):
-    site = make_site(visibility_timeout=5, heartbeat_interval=4)
+    site = make_site(visibility_timeout=8, heartbeat_interval=6)
     for key in range(6):
-        send(site, "watching", key, 6)
+        send(site, "watching", key, 10)
     start(site, concurrency=3, extra_args=["--max-tasks-per-child", "1"])
     site.diary.wait_for("done", 6)
     assert site.diary.count("lost") == 0
@@ -270,3 +200,36 @@ def test_a_message_whose_lease_lapsed_while_its_receiver_was_stopped_is_not_begu
     assert [site.diary.count("started", key=key) for key in "ab"] == [1, 1]
     told = "SIGSTOP, or `docker pause`, beyond the lease of what its poll brings; another worker has it"
     reliability("a worker is stopped", told, ["a", "b"], ended="started")
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_tasks_twice_as_long_as_their_lease_see_it_renewed_and_run_once_with_two_workers(make_site, pool):
+    site = make_site(visibility_timeout=8, heartbeat_interval=6)
+    tasks = 2 if pool == "solo" else 4
+    for key in range(tasks):
+        send(site, "watching", key, 18)
+    for number in range(2):
+        start(site, pool=pool, concurrency=2, prefetch_multiplier=1, name=f"worker{number}")
+    site.diary.wait_for("done", tasks)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.diary.count("started") == tasks
+    assert site.diary.count("lost") == 0
+    assert all(1 < entry["remaining"] <= 8 for entry in site.diary.entries("started"))
+    assert all(0 < entry["least"] <= 7 for entry in site.diary.entries("done"))
+
+
+def test_once_the_main_thread_stands_still_for_good_others_get_what_has_not_begun(make_site):
+    """As with a lock that a killed process of billiard's held."""
+    site = make_site(visibility_timeout=8, heartbeat_interval=6)
+    first = site.start("standing", name="first", concurrency=2)  # so that it receives beside a run
+    site.app.send_task("standing.sleep", ("runs", 12))
+    site.diary.wait_for("started", key="runs")
+    for key in ("stop", "waits"):
+        site.app.send_task("standing.sleep", (key, 0))
+    site.diary.wait_for("stands still")
+    site.start("standing", name="second", concurrency=1)
+    for key in ("stop", "waits"):
+        site.diary.wait_for("done", key=key)
+    site.diary.wait_for("done", key="runs")
+    assert site.diary.count("started", key="runs") == 1, "what has begun is extended on"
+    first.wait_for_log("Celery's main thread stands still, so it was not extended any longer")

@@ -95,7 +95,7 @@ def test_what_came_while_memory_lacked_runs_later_and_is_no_dead_letter(make_sit
     for key in keys:
         site.send("quick", key)
     if not press(worker, spare):  # as stock Celery
-        assert worker.wait_exit(SOON) != 0  # by itself, or as the interpreter aborts
+        assert worker.wait_exit() != 0  # by itself, or as the interpreter aborts
     worker = run_all(site, worker, pool)
     assert site.counts(dead_url) == (0, 0)
     assert worker.running
@@ -117,7 +117,7 @@ def test_a_worker_whose_pool_takes_nothing_is_not_live(make_site):
         answers[:] = list(ask(f"w1@{socket.gethostname()}", "/healthz", 5))
         return not answers[0]["ok"]
 
-    wait_until(is_unwell, 120, lambda: f"unwell, not {answers}")
+    wait_until(is_unwell, SOON, lambda: f"unwell, not {answers}")
     assert "tasks have been waiting for the pool for 6" in answers[0]["reason"]
     for child in worker.children():
         psutil.Process(child).resume()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from support.app import CONFIG_VARIABLE, behind
-from support.worker import IMPORT_PATHS
+from support.app import behind
+from support.worker import environment
 
 PRODUCER = """
 from celery import Celery
@@ -33,11 +32,6 @@ app = Celery("stock")
 app.conf.update(json.loads(sys.argv[2]))
 app.send_task("work.quick", ["from a script"])
 """
-
-
-def environment(config):
-    paths = os.pathsep.join(map(str, IMPORT_PATHS))
-    return {**os.environ, "PYTHONPATH": paths, CONFIG_VARIABLE: json.dumps(config)}
 
 
 def stock(site):
@@ -95,19 +89,3 @@ def test_stock_tasks_keep_stock_behaviour(make_site):
     assert site.proxy.count("SendMessage") == 3
     assert site.changes() == []
     assert [entry["retries"] for entry in site.diary.entries("started", key="retried")] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"visibility_timeout": 0}, "expected visibility_timeout to be between 1 and 43200 seconds"),
-        ({"error_visibility_timeout": "no.such.function"}, "which cannot be imported"),
-    ],
-)
-def test_bad_options_are_refused_at_start_with_a_sentence_that_helps(make_site, options, sentence):
-    site = make_site()
-    site.config["broker_transport_options"] |= options
-    worker = site.start(ready=False)
-    assert worker.wait_exit() == 1
-    assert sentence in worker.log
-    assert "Traceback" not in worker.log

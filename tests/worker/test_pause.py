@@ -34,7 +34,7 @@ def site(make_site):
 def start(site, node=FIRST, **options):
     """Start the next worker, which is that one; it may be ready before its queue for commands is."""
     worker = site.start(**options)
-    wait_until(lambda: ask(site.app, "sqs_queues", 2, [node]), SOON, "it to take commands")
+    wait_until(lambda: ask(site.app, "sqs_queues", SOON, [node]), SOON, "it to take commands")
     return worker
 
 

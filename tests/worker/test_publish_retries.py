@@ -1,4 +1,4 @@
-"""`task_publish_retry_policy` means what it says: how often, how far apart, and for which errors."""
+"""`task_publish_retry_policy` means what it says, and a broker that is not there is told as others are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from itertools import pairwise
 
 import pytest
 from kombu.exceptions import OperationalError
-from support.faults import error, lose_response, reset_connection
+from support.faults import error, reset_connection
+
+from celery_sqs_visibility.aws import boto
+from celery_sqs_visibility.errors import UnreachableError
 
 SENDS = "SendMessage"
 LOOK_UPS = "GetQueueUrl"
@@ -85,23 +88,6 @@ def test_without_retries_in_the_settings_there_is_one_attempt(make_known):
     assert_waits(site, SENDS, [])
 
 
-def test_an_answer_that_was_lost_is_asked_for_again(make_known):
-    site = make_known()
-    with site.proxy.inject(lose_response(), SENDS, times=1):
-        site.send("quick", "a")
-    assert_waits(site, SENDS, WAITS[:1])
-    assert site.counts() == (3, 0)  # at least once is all that a standard queue promises
-
-
-def test_a_queue_that_cannot_be_looked_up_for_now_is_looked_up_again(make_site):
-    site = make_site({"task_publish_retry_policy": POLICY})
-    with site.proxy.inject(SERVER_ERROR, LOOK_UPS), pytest.raises(OperationalError, match=LOOK_UPS):
-        site.send("quick", "a")
-    assert_waits(site, LOOK_UPS, WAITS)
-    site.send("quick", "b")
-    assert site.counts() == (1, 0)
-
-
 @pytest.mark.parametrize("retry", [True, False])
 def test_a_queue_that_was_deleted_is_made_anew(make_known, retry):
     site = make_known()
@@ -113,10 +99,55 @@ def test_a_queue_that_was_deleted_is_made_anew(make_known, retry):
     assert site.counts() == (1, 0)
 
 
-def test_a_predefined_queue_that_was_deleted_is_told_of_at_once(make_site, sqs, queue):
-    url = sqs.create_queue(QueueName=queue)["QueueUrl"]
-    site = make_site(predefined_queues={queue: {"url": url}})
-    sqs.delete_queue(QueueUrl=url)
-    with pytest.raises(OperationalError, match=r"QueueDoesNotExist|NonExistentQueue"):
-        site.send("quick", "a")
-    assert [call.action for call in site.proxy.calls()] == [SENDS]
+AT_ONCE = {"interval_start": 0, "interval_step": 0, "max_retries": 1}
+
+
+@pytest.fixture
+def app(make_site, monkeypatch):
+    # Another test of this process may have reached the same port within the last seconds.
+    monkeypatch.setattr(boto, "REACHED_SECONDS", 0)
+    return make_site(**AT_ONCE).app
+
+
+def test_a_connection_to_a_closed_port_fails_and_to_an_open_one_does_not(app, proxy):
+    app.connection().ensure_connection(max_retries=1)
+    app.connection().connect()
+    assert app.connection().default_channel.connection is not None
+    assert proxy.calls() == []
+    app.close()
+
+
+@pytest.mark.parametrize(
+    ("connect", "error"),
+    [
+        (lambda connection: connection.connect(), ConnectionError),
+        (lambda connection: connection.connection, UnreachableError),
+        (lambda connection: connection.ensure_connection(max_retries=1, interval_start=0), OperationalError),
+        (lambda connection: connection.default_channel, OperationalError),
+    ],
+    ids=["connect", "connection", "ensure_connection", "default_channel"],
+)
+def test_a_dead_broker_does_not_look_alive(app, proxy, connect, error):
+    proxy.refuse()
+    with app.connection() as connection:
+        with pytest.raises(error, match=rf"SQS cannot be reached at 127.0.0.1:{proxy.port}: .*refused"):
+            connect(connection)
+        assert not connection.connected
+        proxy.accept()
+        connect(connection)
+        assert connection.connected
+    assert proxy.calls() == []
+
+
+def test_a_connection_is_waited_for_while_the_broker_comes(app, proxy):
+    proxy.refuse()
+    told = []
+
+    def errback(error, _interval):
+        told.append(error)
+        proxy.accept()
+
+    with app.connection() as connection:
+        connection.ensure_connection(errback, interval_start=0)
+        assert connection.connected
+    assert [type(error) for error in told] == [UnreachableError]

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import signal
 import subprocess
 import sys
-import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from celery import chord, group
-from support.app import CONFIG_VARIABLE, behind, encode_config
-from support.faults import error, fail_entries, hold_request, lose_response
+from support.app import behind
+from support.faults import fail_entries, hold_request
 from support.processes import SOON
+from support.worker import environment
 
-from celery_sqs_visibility import PublishError, publish_batch
+from celery_sqs_visibility import publish_batch
 from celery_sqs_visibility.core import pending
 
 SENDS = "SendMessage"
@@ -47,23 +44,9 @@ def requests(site):
 def run_all(site, count):
     """Have a worker run everything; how often each key was run."""
     site.start(concurrency=2, prefetch_multiplier=5)
-    site.diary.wait_for("started", count, timeout=90)
+    site.diary.wait_for("started", count)
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
     return Counter(entry["key"] for entry in site.diary.entries("started"))
-
-
-def take_all(site, url):
-    """Take what is in the queue: the numbers of each group, in order."""
-    seen = defaultdict(list)
-    while site.counts(url)[0]:
-        answer = site.sqs.receive_message(
-            QueueUrl=url, AttributeNames=["MessageGroupId"], MaxNumberOfMessages=10
-        )
-        for message in answer["Messages"]:
-            site.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-            sent = json.loads(base64.b64decode(message["Body"]))
-            seen[message["Attributes"].get("MessageGroupId")].append(int(sent["headers"]["argsrepr"]))
-    return seen
 
 
 def test_in_a_block_ten_tasks_are_one_request_of_threads_that_join_too_and_each_is_run_once(site):
@@ -95,76 +78,6 @@ def test_groups_chords_and_chunks_share_batches(site):
     # 7 + 2 + 4, and the task by which Celery joins a chord on a backend of files.
     assert requests(site) == {BATCHES: 2}
     assert sum(len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)) == 14
-
-
-TWO_FAIL = fail_entries("InternalError", sender_fault=False, positions={2, 5})
-
-
-@pytest.mark.parametrize(
-    ("fault", "times", "sizes", "copies"),
-    [
-        pytest.param(error("RequestThrottled"), 5, [10] * 6, 1, id="throttled"),
-        pytest.param(error("InternalError", 500), 5, [10] * 6, 1, id="5xx"),
-        pytest.param(None, 0, [10], 1, id="down"),
-        pytest.param(TWO_FAIL, 1, [10, 2], 1, id="two fail"),
-        # At least once is all SQS promises.
-        pytest.param(lose_response(), 1, [10, 10], 2, id="the answer is lost"),
-    ],
-)
-def test_what_passes_is_waited_for_and_what_failed_is_sent_again(
-    site, fault, times, sizes, copies, monkeypatch
-):
-    # Ten publications may take longer than a batch lingers, on a machine that is busy.
-    monkeypatch.setattr(pending.PendingMessages.__init__, "__defaults__", (SOON, pending.GIVE_UP_SECONDS))
-    if fault:
-        site.proxy.inject(fault, BATCHES, times=times)
-    else:
-        site.proxy.refuse()
-        threading.Timer(2, site.proxy.accept).start()
-    with publish_batch(site.app):
-        for number in range(10):
-            signature(site, number).apply_async(argsrepr=str(number))
-    assert [len(call.request["Entries"]) for call in site.proxy.calls(BATCHES)] == sizes
-    assert sorted(take_all(site, site.url)[None]) == sorted([*range(10)] * copies)
-
-
-def test_what_sqs_refuses_or_is_too_large_is_told_by_its_id_and_the_rest_is_run(site):
-    site.proxy.inject(fail_entries("InvalidMessageContents", positions={2, 5}), BATCHES, times=1)
-    keys = {**{f"task {key}": key for key in range(10)}, "large": "x" * 2**20}
-    with pytest.raises(PublishError) as caught, publish_batch(site.app):
-        _ = [site.send("quick", key, task_id=name) for name, key in keys.items()]
-    reasons = dict(caught.value.failures)
-    assert reasons.keys() == {"large", "task 2", "task 5"}
-    assert "SQS takes 1,048,576" in str(reasons["large"])
-    assert "3 of 11 messages could not be sent: " in str(caught.value)
-    assert "task 2: SendMessageBatch" in str(caught.value)
-    assert run_all(site, 8) == dict.fromkeys(set(range(10)) - {2, 5}, 1)
-
-
-@pytest.fixture
-def fifo(site, sqs):
-    """The name and the URL of a FIFO queue."""
-    name = f"{site.queue[:60]}.fifo"
-    return name, sqs.create_queue(QueueName=name, Attributes={"FifoQueue": "true"})["QueueUrl"]
-
-
-def test_a_fifo_queue_takes_what_is_sent_again_once_and_in_order(site, fifo):
-    name, url = fifo
-    site.proxy.inject(fail_entries("RequestThrottled", sender_fault=False, positions={0}), BATCHES, times=1)
-    site.proxy.inject(lose_response(), BATCHES, times=1)
-    with publish_batch(site.app):
-        for n in range(8):
-            signature(site, n).apply_async(queue=name, MessageGroupId="ab"[n % 2], argsrepr=str(n))
-    assert take_all(site, url) == {"a": [0, 2, 4, 6], "b": [1, 3, 5, 7]}
-
-
-def test_a_fifo_queue_takes_what_delay_sends_again_once(site, fifo):
-    name, url = fifo
-    site.proxy.inject(lose_response(), SENDS, times=1)
-    for number in range(2):  # which differ in nothing that SQS could tell them apart by
-        signature(site, "same").apply_async(queue=name, argsrepr=str(number))
-    assert site.proxy.count(SENDS) == 3
-    assert site.counts(url) == (2, 0)
 
 
 def test_a_task_may_publish_many(site):
@@ -218,14 +131,10 @@ with publish_batch(app):
 @pytest.fixture
 def publisher(site):
     """A process that has published 13 messages: a full batch, and one that waits for the end of the block."""
-    environment = {
-        **os.environ,
-        CONFIG_VARIABLE: encode_config(behind(site.proxy.url, site.config)),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
+    env = environment(behind(site.proxy.url, site.config))
     command = [sys.executable, "-c", PUBLISHER]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    site.proxy.wait_for_calls(BATCHES, timeout=SOON)
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    site.proxy.wait_for_calls(BATCHES)
     yield process
     process.kill()
     process.communicate()
@@ -239,11 +148,3 @@ def test_ctrl_c_sends_what_was_published_and_a_second_one_tells_what_was_not(sit
     _, errors = publisher.communicate(timeout=SOON)
     assert publisher.returncode == -signal.SIGINT
     assert "3 of 13 messages were not sent yet: task-10, task-11, task-12" in errors
-
-
-def test_one_ctrl_c_sends_what_was_published(site, publisher):
-    publisher.send_signal(signal.SIGINT)
-    _, errors = publisher.communicate(timeout=SOON)
-    assert publisher.returncode == -signal.SIGINT
-    assert "messages" not in errors
-    assert site.counts() == (13, 0)

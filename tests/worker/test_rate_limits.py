@@ -19,7 +19,7 @@ def test_what_waits_for_its_rate_leaves_the_slots_to_others(make_site, pool):
     site.start(pool=pool)
     site.diary.wait_for("started")
     site.send("plain", "other", 0)
-    site.diary.wait_for("done", key="other", timeout=30)
+    site.diary.wait_for("done", key="other")
     assert site.diary.count("started", key="limited 0") == 1
     assert site.diary.count("started") == 2
 
@@ -29,7 +29,7 @@ def test_what_waits_long_for_its_rate_waits_in_sqs_and_loses_no_attempt(make_sit
     site = make_site(limited_to("5/m"), visibility_timeout=4, wait_time_seconds=1)
     ids = {site.send("quick", key).id for key in range(3)}
     site.start(pool=pool)
-    entries = site.diary.wait_for("started", 3, timeout=90)
+    entries = site.diary.wait_for("started", 3)
     assert {entry["id"] for entry in entries} == ids
     assert [entry["retries"] for entry in entries] == [0, 0, 0]
     times = [entry["monotonic"] for entry in entries]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import signal
 import time
@@ -15,8 +14,6 @@ from support.faults import error, latency
 from support.processes import SOON, wait_until
 from support.worker import READY_SECONDS
 
-from celery_sqs_visibility.control import wire
-from celery_sqs_visibility.control.queues import ALIVE_TAG, STALE_SECONDS
 from celery_sqs_visibility.errors import RemoteControlError
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
 
@@ -152,17 +149,6 @@ def test_a_queue_that_cannot_be_added_ends_no_worker(room, pool):
     assert "Traceback" not in worker.log
 
 
-def test_commands_are_for_some_of_the_workers(room):
-    first, second = (f"{worker_name(worker)}" for worker in room.start("first", "second", concurrency=1))
-    wait_until(lambda: not room.site.proxy.in_flight("SendMessage"), SOON, "earlier replies to be sent")
-    room.site.proxy.clear()
-    assert room.only(room.control.ping(destination=[first], timeout=SOON)) == {"ok": "pong"}
-    assert len(room.site.proxy.wait_for_calls("SendMessage", 2)) == 2, "one command, and one reply"
-    only_one = room.control.inspect(pattern="sec*", matcher="glob", limit=1, timeout=SOON)
-    assert list(only_one.ping()) == [second]
-    assert len(room.control.ping(limit=1, timeout=SOON)) == 1
-
-
 @pytest.mark.parametrize("pool", ["threads", "solo", "gevent", "eventlet"])
 def test_in_every_pool(room, pool):
     (worker,) = room.start("node", pool=pool, concurrency=1)
@@ -205,21 +191,6 @@ def test_off_a_sentence_says_what_to_set(make_site, caplog, monkeypatch):
     assert not site.proxy.calls()
 
 
-@pytest.mark.own_pool
-@pytest.mark.parametrize("refused", [None, "CreateQueue", "ListQueues"])
-def test_a_task_that_asks_workers_where_it_cannot_gets_none(room, refused):
-    site = room.site
-    site.create_queue_with_dead_letters(9)
-    site.config["broker_transport_options"]["remote_control"] = refused is not None
-    worker = site.start(name="alone", concurrency=1)
-    if refused:
-        site.proxy.inject(error("AccessDenied", 403), refused)
-    site.send("asking", "a", 1)
-    site.diary.wait_for("done", key="a")
-    assert [each["answers"] for each in site.diary.entries("answered")] == [None], worker.log
-    assert site.diary.count("started", key="a") == 1
-
-
 def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
     room.site.create_queue()
     room.site.proxy.inject(error("AccessDenied", 403), "CreateQueue")
@@ -231,27 +202,6 @@ def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
             done = run_celery(room.site.config, "inspect", "ping")
         assert (done.returncode, f"sqs:{right}" in done.stderr) == (77, True), done.stderr
     assert worker.log.count("cannot use its control queue") == 1
-
-
-def test_a_permission_that_was_withdrawn_and_is_back_leaves_no_worker_deaf(room):
-    (worker,) = room.start("node", concurrency=1)
-    (queue,) = {url.rpartition("/")[2] for url in room.queues() if "reply" not in url}
-    with room.site.proxy.inject(error("AccessDenied", 403), "ReceiveMessage", queue=queue) as denied:
-        room.control.revoke("a")  # the poll that waits is answered, and the next is refused
-        wait_until(lambda: denied.hits >= 3, SOON, "refused polls")
-    worker.wait_for_log("sqs:ReceiveMessage")
-    assert room.ask("ping") == {"ok": "pong"}
-
-
-def test_a_killed_workers_queue_is_swept(room):
-    (worker,) = room.start("killed", concurrency=1)
-    worker.kill()
-    (left,) = [url for url in room.queues() if "reply" not in url]
-    alive = room.site.sqs.list_queue_tags(QueueUrl=left)["Tags"][ALIVE_TAG]
-    room.site.sqs.tag_queue(QueueUrl=left, Tags={ALIVE_TAG: str(int(alive) - 2 * STALE_SECONDS)})
-    with room.site.app.connection_for_write() as connection:
-        connection.transport.context.control.queues.sweep("celery.pidbox")
-    assert left not in room.queues()
 
 
 INT, QUIT, HUP = signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
@@ -298,33 +248,6 @@ def test_a_worker_that_starts_anew_at_sighup_leaves_no_queue_behind(room):
     assert before != after
 
 
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_an_answer_that_is_not_json_is_an_error_at_once(room, pool):
-    (worker,) = room.start("node", pool=pool, concurrency=1)
-    for _ in range(2):
-        said = room.only(room.control.broadcast("not_json", reply=True, limit=1))["error"]
-        assert "'not_json' is not JSON: Object of type object" in said
-    assert worker.log.count("pidbox command error") == 2
-    assert room.only(room.control.broadcast("typed", reply=True, limit=1))["ok"]
-
-
 def worker_name(worker):
     """Celery's node name."""
     return next(line.split()[-2] for line in worker.log.splitlines() if line.endswith(" ready."))
-
-
-def test_a_command_that_has_its_reply_sent_to_a_queue_of_tasks_is_dropped(room):
-    site, name = room.site, f"payroll-{uuid.uuid4().hex}"
-    payroll = site.sqs.create_queue(QueueName=name)["QueueUrl"]
-    (worker,) = room.start("w")
-    (own,) = [url for url in room.queues() if "reply" not in url]
-    for exchange in ("", name):
-        reply_to = {"exchange": exchange, "routing_key": name}
-        command = {"method": "ping", "arguments": {}, "ticket": "t", "reply_to": reply_to}
-        body = wire.envelope(json.dumps(command), {}, "celery.pidbox", "")
-        site.sqs.send_message(QueueUrl=own, MessageBody=body)
-    said = "its reply_to is no queue for replies"
-    wait_until(lambda: said in worker.log or site.counts(payroll) != (0, 0), SOON, lambda: worker.log)
-    assert room.control.ping(limit=1, timeout=SOON), "a later command is answered"
-    assert site.counts(payroll) == (0, 0)
-    assert worker.log.count(said) == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import os
 import subprocess
 import sys
 import threading
@@ -12,12 +9,10 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.app import CONFIG_VARIABLE, behind, encode_config
-from support.faults import error, fail_entries, hold_request, latency, lose_response
+from support.app import behind
+from support.faults import hold_request, latency
 from support.processes import SOON
-
-from celery_sqs_visibility import AnswerLostError, ThrottledError
-from celery_sqs_visibility.events import SQSRequest, subscribe
+from support.worker import environment
 
 SENDS = "SendMessage"
 BATCHES = "SendMessageBatch"
@@ -65,109 +60,6 @@ def test_sixteen_threads_make_a_fifth_of_the_requests_and_each_message_is_stored
         assert publish(site, THREADS, 320) == [None] * 320
     assert site.kept == 320
     assert requests(site).total() <= 0.2 * 320
-
-
-@pytest.fixture
-def together(make_known):
-    """`together(fault)`: three publications that share a request which meets the fault; what each raised."""
-    site = make_known()
-
-    def run(fault, times=1, **options):
-        site.proxy.inject(fault, BATCHES, times=times)
-        held = threading.Event()
-        with site.proxy.inject(hold_request(held), SENDS, times=1), ThreadPoolExecutor(4) as pool:
-            first = pool.submit(publish, site, 1, 1)
-            site.proxy.wait_for(lambda _: site.proxy.in_flight(SENDS))
-            others = pool.submit(publish, site, 3, 3, **options)
-            (traffic,) = site.app.connection_for_write().transport.context.send.__self__._traffic.values()
-            site.proxy.wait_for(lambda _: len(traffic.waiting) == 3)
-            held.set()
-            assert first.result(SOON) == [None]
-            return others.result(SOON)
-
-    return site, run
-
-
-@pytest.mark.parametrize(
-    ("fault", "kept"),
-    [
-        pytest.param(error("RequestThrottled"), 4, id="throttled"),
-        pytest.param(error("InternalError", 500), 4, id="5xx"),
-        pytest.param(fail_entries("InternalError", sender_fault=False, positions={1}), 4, id="one fails"),
-        pytest.param(error("InvalidMessageContents"), 4, id="one is wrong, and nobody says which"),
-        # At least once is all SQS promises.
-        pytest.param(lose_response(), 7, id="the answer is lost"),
-    ],
-)
-def test_what_passes_is_sent_again_by_each_and_nothing_else_is(together, fault, kept):
-    site, run = together
-    assert run(fault) == [None] * 3
-    assert site.kept == kept
-
-
-@pytest.mark.parametrize(
-    ("fault", "kinds"),
-    [
-        (error("RequestThrottled"), [ThrottledError] * 3),
-        (lose_response(), [AnswerLostError] * 3),
-        (fail_entries("ThrottlingException", sender_fault=False, positions={2}), [ThrottledError]),
-    ],
-)
-def test_without_retries_each_has_its_own_error(together, fault, kinds):
-    _, run = together
-    raised = [each for each in run(fault, retry=False) if each is not None]
-    assert [type(each.__cause__) for each in raised] == kinds
-
-
-def test_each_request_is_an_event(together):
-    site, run = together
-    heard = []
-    unsubscribe = subscribe(
-        lambda event: heard.append((event.action, event.outcome, event.queue)), SQSRequest
-    )
-    try:
-        assert (
-            run(fail_entries("InternalError", sender_fault=False, positions={1}), retry=False).count(None)
-            == 2
-        )
-    finally:
-        unsubscribe()
-    assert [each for each in heard if each[0].startswith(SENDS)] == [
-        (SENDS, "ok", site.queue),
-        (BATCHES, "ok", site.queue),
-    ]
-
-
-def test_a_fifo_queue_keeps_the_order_of_each_thread_and_drops_duplicates(make_fifo_site):
-    site = make_fifo_site()
-
-    def publish_in_turn(thread):
-        for number in range(8):
-            again = f"{thread} {number - number % 4}" if number % 4 == 1 else f"{thread} {number}"
-            site.app.send_task(
-                "work.quick", (100 * thread + number,), MessageGroupId="g", MessageDeduplicationId=again
-            )
-
-    with site.proxy.inject(LONG), ThreadPoolExecutor(8) as pool:
-        list(pool.map(publish_in_turn, range(8)))
-    assert requests(site)[BATCHES] > 0
-    seen = taken(site)
-    assert Counter(seen) == Counter(100 * t + n for t in range(8) for n in (0, 2, 3, 4, 6, 7))
-    for thread in range(8):
-        of_thread = [number for number in seen if number // 100 == thread]
-        assert of_thread == sorted(of_thread)
-
-
-def taken(site):
-    """Take what is in the queue, in order."""
-    seen = []
-    while site.kept:
-        for message in site.sqs.receive_message(QueueUrl=site.url, MaxNumberOfMessages=10)["Messages"]:
-            site.sqs.delete_message(QueueUrl=site.url, ReceiptHandle=message["ReceiptHandle"])
-            seen.append(
-                int(json.loads(base64.b64decode(message["Body"]))["headers"]["argsrepr"].strip("(,)"))
-            )
-    return seen
 
 
 FORK = """
@@ -223,14 +115,9 @@ wait([spawn(publish, name) for name in range(16)])
 
 
 def start(site, program):
-    environment = {
-        **os.environ,
-        CONFIG_VARIABLE: encode_config(behind(site.proxy.url, site.config)),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", program],
-        env=environment,
+        env=environment(behind(site.proxy.url, site.config)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

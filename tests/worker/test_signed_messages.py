@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import json
-import os
 import subprocess
 import sys
 
@@ -14,9 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
-from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import SOON, wait_until
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 from celery_sqs_visibility import task_message
 
@@ -64,12 +62,7 @@ def site(make_site, tmp_path):
 
 
 def publish(site, key, marker, **settings):
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, IMPORT_PATHS)),
-        CONFIG_VARIABLE: encode_config({**site.config, **settings}),
-        "AWS_ENDPOINT_URL_SQS": site.proxy.url,
-    }
+    env = environment({**site.config, **settings}, AWS_ENDPOINT_URL_SQS=site.proxy.url)
     command = [sys.executable, "-c", PRODUCER, key, str(marker)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

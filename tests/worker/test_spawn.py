@@ -23,7 +23,7 @@ def test_tasks_run_fail_and_come_back(make_site):
     site.send("quick", "a")
     site.send("number", "b")
     start(site)
-    site.diary.wait_for("done", key="b", timeout=60)
+    site.diary.wait_for("done", key="b")
     assert [entry["retries"] for entry in site.diary.entries("started", key="b")] == [0, 1]
     assert site.changes() == [2]
     site.proxy.wait_for(lambda _: site.counts() == (0, 0))
@@ -34,7 +34,7 @@ def test_a_task_sees_and_extends_its_lease(make_site):
     site.app.send_task("leases.watching", ["a", 0])
     site.app.send_task("leases.extending", ["b", 20, 8])
     start(site, "leases")
-    (watched,) = site.diary.wait_for("started", key="a", timeout=60)
+    (watched,) = site.diary.wait_for("started", key="a")
     assert 0 < watched["remaining"] <= 5
     (extended,) = site.diary.wait_for("extended", key="b")
     assert 15 < extended["remaining"] <= 20
@@ -47,8 +47,8 @@ def test_a_task_sees_the_shutdown_begin(make_site):
     site = make_site(SPAWN, visibility_timeout=60, wait_time_seconds=1)
     site.app.send_task("leases.cooperative", ["a", 60])
     worker = start(site, "leases")
-    site.diary.wait_for("started", timeout=60)
+    site.diary.wait_for("started")
     worker.terminate()
-    site.diary.wait_for("saved", timeout=20)
-    assert worker.wait_exit(20) == 0
+    site.diary.wait_for("saved")
+    assert worker.wait_exit() == 0
     assert site.counts() == (1, 0)

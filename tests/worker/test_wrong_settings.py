@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 
 import pytest
-from support.app import CONFIG_VARIABLE
-from support.worker import IMPORT_PATHS
+from support.worker import environment
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 MISSPELT = "Error: unknown transport option 'visibility_timout': did you mean 'visibility_timeout'?"
@@ -37,11 +34,9 @@ def last_line(log, status):
 
 def command(site, *arguments, **env):
     """What a process printed, and its exit status."""
-    paths = os.pathsep.join(map(str, IMPORT_PATHS))
-    settings = {"PYTHONPATH": paths, CONFIG_VARIABLE: json.dumps(site.config), **env}
     done = subprocess.run(
         [sys.executable, *arguments],
-        env={**os.environ, **settings},
+        env=environment(site.config, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -61,21 +56,6 @@ def test_a_worker_in_every_pool(make_site, pool):
     worker = make_site(visibility_timout=30).start(pool=pool, ready=False)
     status = worker.wait_exit()
     assert last_line(worker.log, status) == MISSPELT
-
-
-def test_a_worker_with_a_url_that_cannot_be_read(make_site):
-    worker = make_site({"broker_url": "sqs://AKIA:hush/hush"}).start(pool="solo", ready=False)
-    status = worker.wait_exit()
-    assert "no '@' after the secret" in last_line(worker.log, status)
-    assert "hush" not in worker.log
-
-
-def test_a_worker_whose_endpoint_speaks_no_tls(make_site, emulator):
-    site = make_site(is_secure=True)
-    site.config["broker_url"] = f"sqs://AKIA:a/b@127.0.0.1:{emulator.port}//"
-    worker = site.start(pool="solo", ready=False)
-    status = worker.wait_exit()
-    assert "the endpoint speaks no TLS: leave out the option is_secure" in last_line(worker.log, status)
 
 
 def test_beat(make_site, tmp_path):
@@ -120,34 +100,3 @@ def test_on_another_broker_a_worker_warns_once(make_site):
     site = make_site({"broker_transport": None, "broker_url": "memory://", "broker_transport_options": {}})
     worker = site.start(pool="solo").wait_for_log("this worker's broker transport is")
     assert worker.log.count("set broker_transport = 'celery_sqs_visibility'") == 1
-
-
-def test_a_visibility_timeout_beyond_12_hours_is_warned_of_once_and_12_hours_are_asked_for(make_site):
-    site = make_site(visibility_timeout=86400)  # as Airflow's provider sets it for sqs://
-    worker = site.start()
-    site.begin("ran")
-    warning = "visibility_timeout=86400 is longer than SQS hides a message, and 12 hours are used"
-    assert worker.log.count(warning) == 1
-    assert {call.request["VisibilityTimeout"] for call in site.proxy.calls("ReceiveMessage")} == {43200}
-
-
-PUBLISH = """
-from support.app import make_app
-app = make_app("producer")
-for group in {groups!r}:
-    app.send_task("work.quick", ["key"], MessageGroupId=group)
-"""
-
-
-def test_a_producer_is_told_of_a_group_that_sqs_would_refuse(make_site):
-    site = make_site()
-    site.create_queue()
-    printed, status = command(site, "-c", PUBLISH.format(groups=["Acme Corp"]))
-    assert status == 1
-    assert "InvalidIdError: expected the MessageGroupId of a message for queue" in printed
-    assert "got 'Acme Corp', with ' ' at 4; its hash will do: " in printed
-    assert site.counts() == (0, 0)
-    hashed = printed.partition("its hash will do: ")[2].split()[0]
-    printed, status = command(site, "-c", PUBLISH.format(groups=[hashed, "Acme-Corp"]))
-    assert (printed, status) == ("", 0)
-    assert site.counts() == (2, 0)

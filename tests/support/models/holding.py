@@ -14,19 +14,46 @@ from unittest.mock import Mock
 from hypothesis.stateful import invariant
 from support import factories
 from support.clock import FakeClock
-from support.factories import EVERYTHING, TIMEOUT
-from support.logs import a_filter_that_raises
+from support.factories import EVERYTHING, TIMEOUT, a_filter_that_raises
 from support.models.held_requests import POSITIONS, REQUEST, WHICH, HeldRequests
-from support.models.held_runs import ENDS, Run
 from support.models.steps import step
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete
+from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.worker.drain import LastRuns
+
+#: How a run may end.
+ENDS = {
+    "success": lambda _: Delete(),
+    "success, too": lambda _: Delete(),
+    "failure": lambda _: Hide(7),
+    "failure, for long": lambda _: Hide(400),
+    "failure, at its own time": lambda _: Lapse(),
+    "release": lambda _: RELEASE,
+    "given up": lambda run: DeadLetter("broken", run.message_id, otherwise=Hide(9)),
+    "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=RELEASE),
+}
+
+
+class Run:
+    """A task that Celery has, and maybe runs; a request, as a shutdown sees it."""
+
+    name = "task"
+
+    def __init__(self, delivery, *, early):
+        self.delivery = delivery
+        self.id = self.message_id = delivery.facts.message_id
+        self.begun = False
+        self.killed = False
+        self.early = delivery.acknowledged_early = early
+
+    def end_in_shutdown(self):
+        self.killed = True
+
 
 #: Messages after which the worker may be told to end.
 LATE = 15

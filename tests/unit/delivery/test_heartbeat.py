@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import factories
 from support.clock import FakeClock
-from support.factories import CHANGES, TIMEOUT, every_queue
+from support.factories import CHANGES, TIMEOUT, a_filter_that_raises, every_queue
 from support.lanes import work_off
-from support.logs import a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake_queue import LateChange

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from kombu.exceptions import ContentDisallowed, DecodeError, SerializerNotInstalled
 from kombu.transport import virtual
 from kombu.utils.json import dumps
-from support import badmessages
+from support import aws_events, badmessages
 from support.badmessages import BAD, body_of, encoded, envelope, old_body
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -250,11 +250,11 @@ def test_the_task_of_another_worker_is_left_to_celery_whatever_is_in_it():
 @pytest.mark.parametrize(
     ("event", "named"),
     [
-        (badmessages.S3, "an S3 event notification"),
-        (badmessages.S3_TEST, "an S3 test event"),
+        (aws_events.s3_notification(), "an S3 event notification"),
+        (aws_events.S3_TEST, "an S3 test event"),
         (badmessages.SNS, "an SNS message (raw message delivery is off)"),
         (badmessages.SNS | {"Type": "SubscriptionConfirmation"}, "an SNS SubscriptionConfirmation"),
-        (badmessages.EVENTBRIDGE, "an EventBridge event"),
+        (aws_events.eventbridge(), "an EventBridge event"),
         ({"Records": [{"EventSource": "aws:sns", "Sns": {}}]}, "an event of aws:sns"),
     ],
 )

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import factories
 from support.clock import FakeClock
-from support.factories import CHANGES, DELETES, TIMEOUT
-from support.logs import a_filter_that_raises
+from support.factories import CHANGES, DELETES, TIMEOUT, a_filter_that_raises
 from support.processes import SOON
 
 from celery_sqs_visibility.aws.fake import FakeSQS

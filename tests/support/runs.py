@@ -1,4 +1,4 @@
-"""How a task's run takes its process along, or has nothing to tell it."""
+"""What runs of tasks do: sleep, take their process along, or fail with what cannot be told."""
 
 from __future__ import annotations
 
@@ -6,6 +6,17 @@ import os
 import signal
 import threading
 import time
+
+
+def nap(seconds: float) -> None:
+    """Sleep in short steps.
+
+    A signal that comes just as `time.sleep` lets go of the interpreter's lock is handled at that sleep's end.
+    """
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.05))
+
 
 #: Seconds in which the main process reads that a child has begun a run. Where it has not when the child dies,
 #: Celery gives that run to another child, without another receive (celery/concurrency/asynpool.py:
