@@ -62,7 +62,7 @@ def test_a_full_worker_that_connects_anew_leaves_to_others_what_it_cannot_run(ma
 @pytest.mark.parametrize("when", ["ended", "replaced"])
 def test_what_a_process_was_sent_that_has_run_its_last_task_runs_once(make_site, when):
     site = make_site({"worker_max_tasks_per_child": 1}, visibility_timeout=30, wait_time_seconds=1)
-    worker = site.start("recycling", concurrency=1)
+    worker = site.start("disconnecting", concurrency=1, env={"SLOW_PROCESSES": "yes"})
     site.begin("before")
     site.send("quick", when)
     worker.wait_for_log("onnection to broker lost")
