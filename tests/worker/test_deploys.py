@@ -130,7 +130,7 @@ def test_what_ends_in_time_among_many_that_do_not_is_done(make_site):
     site.proxy.wait_for(lambda _: site.counts() == (16, 0))
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_an_idle_worker_ends_when_its_poll_has(make_site, pool, reliability):
     site = make_site(wait_time_seconds=6)
     worker = idle_worker(site, pool=pool)
@@ -200,7 +200,7 @@ def test_while_sqs_does_not_answer_nothing_is_said_to_be_given_back(make_site, p
     assert site.kept == 3
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_second_sigterm_gives_no_run_more_time(make_site, pool, reliability):
     site = make_site(visibility_timeout=NEVER, shutdown_timeout=8, wait_time_seconds=1)
     worker = at_work(site, ("slow", 200), pool=pool)
@@ -214,7 +214,7 @@ def test_a_second_sigterm_gives_no_run_more_time(make_site, pool, reliability):
     reliability("two SIGTERMs", "`shutdown_timeout` 8 s", ["slow"], kept=site.kept, seconds=seconds)
 
 
-@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("pool", ["prefork", "solo", "gevent"])
 def test_ctrl_c_is_a_warm_shutdown(make_site, pool, reliability):
     site = make_site(visibility_timeout=NEVER, wait_time_seconds=1)
     worker = site.start(pool=pool, concurrency=1, prefetch_multiplier=4)
