@@ -151,22 +151,6 @@ def lose_response() -> Fault:
     return fault
 
 
-def cut_waits(seconds: int) -> Fault:
-    """A proxy on the way closes the connections of polls that have waited for so long. JSON protocol only."""
-
-    def fault(request: Request, forward: Forward, removed: threading.Event) -> Answer:
-        parameters = request.parameters
-        if parameters.get("WaitTimeSeconds", 0) <= seconds:
-            return forward(request)
-        cut = {**parameters, "WaitTimeSeconds": seconds}
-        answer = forward(replace(request, body=json.dumps(cut).encode()))
-        if not decode(answer.body, "json").get("Messages"):
-            raise Disconnected("cut_waits")
-        return answer
-
-    return fault
-
-
 def list_twice() -> Fault:
     """The answer to a receive lists each message twice. JSON protocol only."""
 
