@@ -31,7 +31,7 @@ from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
-from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, DEEPEST, decode_message, encode_payload
+from celery_sqs_visibility.transport.codec import ATTRIBUTE_BYTES, MAX_DEPTH, decode_message, encode_payload
 from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker import validation
 from celery_sqs_visibility.worker.validation import CHECKS, NOT_REGISTERED, BadMessages, validate
@@ -132,7 +132,7 @@ RIGHT = {
     "protocol 1": envelope(old_body(), protocol=1),
     "both": envelope({"args": ["key"], "kwargs": {}}),
     "all that Celery sends": envelope(body_of(embedded={"callbacks": CALLBACKS}), headers=FULL),
-    "much that is not deep": with_headers(x=[[[]] for _ in range(2 * DEEPEST)]),
+    "much that is not deep": with_headers(x=[[[]] for _ in range(2 * MAX_DEPTH)]),
     **{
         f"encoding {encoding}": {**envelope(body_of()), "content-encoding": encoding}
         for encoding in (None, "", "utf-8", "UTF-8", "us-ascii", "latin-1", "binary", "ascii-8bit")
@@ -290,7 +290,7 @@ def test_a_content_encoding_that_is_not_of_text_is_refused(encoding):
     assert fate(encoded({**envelope(zlib.compress(bytes(10))), **bomb})).endswith("is not one of text")
 
 
-@pytest.mark.parametrize("depth", [DEEPEST + 1, 500, 900])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 500, 900])
 def test_an_envelope_is_not_nested_without_end(depth):
     body = '{"properties": {}, "headers": {"x": ' + badmessages.nested(depth) + "}}"
     assert re.search("nested more than (100|400) levels deep", fate(body))
