@@ -50,8 +50,6 @@ REPORT_SECONDS: Final = 0.3
 #: Between two checks of the remaining time, while copies are sent.
 CHECK_SECONDS: Final = 0.05
 
-NOT_SETTLED: Final = "the copy of message %r could not be sent, so the message comes back: %s"
-
 
 class InvocationHolder(DeliveryHolder):
     """The holder of a function's deliveries, on the inline driver: a method returns once SQS has answered.
@@ -157,7 +155,11 @@ class InvocationHolder(DeliveryHolder):
 
     def _not_settled(self, delivery: Delivery, settlement: Settlement, error: SQSError, now: float) -> None:  # noqa: ARG002
         if isinstance(settlement, DeadLetter):
-            logger.warning(NOT_SETTLED, delivery.facts.message_id, error)
+            logger.warning(
+                "the copy of message %r could not be sent, so the message comes back: %s",
+                delivery.facts.message_id,
+                error,
+            )
         elif type(error) not in self._told:
             self._told.add(type(error))
             logger.warning(NOT_HIDDEN, delivery.queue.name, error)

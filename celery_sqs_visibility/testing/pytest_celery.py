@@ -23,7 +23,6 @@ from pytest_docker_tools import container, fxtr
 SQS_IMAGE: Final = "motoserver/moto"
 SQS_PORT: Final = 5000
 PORT_NAME: Final = f"{SQS_PORT}/tcp"
-SQS_REGION: Final = "us-east-1"
 
 
 class SQSContainer(CeleryTestContainer):
@@ -116,7 +115,7 @@ class SQSTestBroker(CeleryTestBroker):
 TRANSPORT: Final = "celery_sqs_visibility"
 
 #: moto speaks no TLS, and answers an empty poll after these seconds at the latest: workers end soon.
-TRANSPORT_OPTIONS: Final = {"region": SQS_REGION, "is_secure": False, "wait_time_seconds": 2}
+TRANSPORT_OPTIONS: Final = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 2}
 
 
 class SQSTestSetup(CeleryTestSetup):

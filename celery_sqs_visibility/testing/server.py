@@ -34,8 +34,6 @@ START_SECONDS: Final = 60.0
 #: Seconds for a worker's warm shutdown.
 STOP_SECONDS: Final = 30.0
 
-POOLS_WITH_PROCESSES: Final = ("prefork", "processes")
-
 #: Between two looks at a process.
 LOOK_SECONDS: Final = 0.02
 
@@ -235,7 +233,7 @@ class Workers:
             RuntimeError: time is turned, or a worker of an earlier test has not ended.
             ValueError: a pool with processes: use `process`.
         """
-        if pool in POOLS_WITH_PROCESSES:
+        if pool in {"prefork", "processes"}:
             raise ValueError(f"expected a pool without processes, got {pool!r}: use sqs_worker.process(...)")
         if state.should_terminate is not None and state.should_terminate is not False:
             raise RuntimeError(

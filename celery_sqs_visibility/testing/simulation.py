@@ -55,8 +55,6 @@ T = TypeVar("T")
 #: Replays one seed, in all simulations of the process.
 SEED_VARIABLE: Final = "SQS_SIMULATION_SEED"
 
-DEFAULT_SEEDS: Final = 200
-
 #: Files are in memory, where the machine has such a directory: hundreds of databases are made and removed.
 MEMORY: Final = "/dev/shm"  # noqa: S108 - the directories in it are private
 
@@ -462,7 +460,7 @@ def simulate(
 def simulate(
     test: Test | None = None,
     *,
-    seeds: int = DEFAULT_SEEDS,
+    seeds: int = 200,
     seed: int | None = None,
     faults: Collection[Fault] = tuple(Fault),
 ) -> SimulatedTest | Callable[[Test], SimulatedTest]:

@@ -10,7 +10,6 @@ from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 #: The `Type` of an SNS message without raw delivery (Amazon SNS Developer Guide, "Message formats").
 SNS_NOTIFICATION: Final = "Notification"
-SNS_CONFIRMATIONS: Final = ("SubscriptionConfirmation", "UnsubscribeConfirmation")
 
 #: What precedes a service's name in a record.
 SERVICE_PREFIX: Final = "aws:"
@@ -56,7 +55,8 @@ def describe_aws_event(body: Any) -> str | None:
 
 def is_sns(body: dict[str, Any]) -> bool:
     """Returns whether it is a message of SNS without raw delivery."""
-    return body.get("Type") in (SNS_NOTIFICATION, *SNS_CONFIRMATIONS) and "TopicArn" in body
+    kinds = (SNS_NOTIFICATION, "SubscriptionConfirmation", "UnsubscribeConfirmation")
+    return body.get("Type") in kinds and "TopicArn" in body
 
 
 def is_s3_test(body: dict[str, Any]) -> bool:

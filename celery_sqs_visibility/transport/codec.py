@@ -37,6 +37,7 @@ from celery_sqs_visibility.policy.message_limits import (
 from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
+from celery_sqs_visibility.transport.content_bounds import NOT_DECODED
 from celery_sqs_visibility.transport.delays import delay_of, fields_of_body, headers_with_eta, without_delay
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ MAX_DEPTH: Final = FEW_BRACKETS
 
 #: Text encodings that take for ever to decode a hostile body.
 SLOW_ENCODINGS: Final = ("idna", "punycode")
-#: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
-NOT_DECODED: Final = ("binary", "ascii-8bit")
 
 #: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
 ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")

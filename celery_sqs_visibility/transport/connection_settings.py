@@ -37,9 +37,6 @@ ENDPOINT_SCHEMES: Final = {"https": (("is_secure", "true"),), "http": (("is_secu
 #: Amazon's own endpoint of a region.
 AMAZONS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)")
 
-#: What kombu fills in where the URL names no host.
-NO_HOST: Final = "localhost"
-
 SCHEME: Final = re.compile(r"[a-z][a-z0-9+._-]*", re.IGNORECASE)
 HOST: Final = re.compile(r"(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
 MAX_PORT: Final = 65535
@@ -89,7 +86,8 @@ class BrokerURL:
         if bool(url.userid) != bool(url.password):
             missing = "secret" if url.userid else "key"
             raise OptionError(f"broker_url has credentials without a {missing}: {FORM}")
-        return replace(url, host=None) if (url.host, url.port) == (NO_HOST, None) else url
+        # kombu fills in "localhost" where the URL names no host.
+        return replace(url, host=None) if (url.host, url.port) == ("localhost", None) else url
 
     @classmethod
     def parse(cls, url: str) -> BrokerURL:

@@ -34,10 +34,6 @@ from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 #: While YAML is read, a value takes 0.1 ms and 650 bytes, ten times as many as a list.
 MAX_YAML_VALUES: Final = MAX_CONTAINERS // 10
 
-#: The key that copies another object's values, which may each be such a copy: PyYAML never writes it.
-YAML_MERGE: Final = "<<"
-YAML_MERGE_TAG: Final = "tag:yaml.org,2002:merge"
-
 #: PyYAML does not bound the digits of a number to the base of 60, and its time grows with their square.
 MAX_DIGITS: Final = 4300  # Python's bound of decimal numbers
 YAML_NUMBER: Final = re.compile(r"[-+0-9_:]*")
@@ -46,7 +42,10 @@ YAML_INT_TAG: Final = "tag:yaml.org,2002:int"  # with it PyYAML also reads space
 #: kombu's content type where a message has none. Content without a decoder is decoded by a codec of Python's,
 #: named by its encoding: some inflate (bz2, zlib), and punycode's time grows with the square of the length.
 NO_TYPE: Final = "application/data"
-BINARY: Final = ("binary", "ascii-8bit")
+
+#: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
+NOT_DECODED: Final = ("binary", "ascii-8bit")
+
 TEXT_CODECS: Final = ("utf-8", "utf-16", "utf-32", "ascii", "iso8859-1", "cp1252")
 
 #: Memory of an xz dictionary, whose size its header names; the highest preset needs 65 MiB.
@@ -165,7 +164,7 @@ def check_content(
 
 
 def _check_encoding(content: str | bytes, encoding: str) -> None:
-    if isinstance(content, str) or encoding.lower() in BINARY:
+    if isinstance(content, str) or encoding.lower() in NOT_DECODED:
         return  # it is not decoded
     try:
         codec = codecs.lookup(encoding).name
@@ -228,7 +227,8 @@ def _check_events(yaml: Any, content: str | bytes) -> None:
 
 def _check_scalar(event: Any) -> None:
     plain = event.implicit[0]
-    if event.tag == YAML_MERGE_TAG or (plain and event.value == YAML_MERGE):
+    # It copies another object's values, which may each be such a copy. PyYAML never writes it.
+    if event.tag == "tag:yaml.org,2002:merge" or (plain and event.value == "<<"):
         raise TooLargeError("it has a merge key of YAML (<<), which may make gigabytes of a few lines")
     if len(event.value) <= MAX_DIGITS:
         return

@@ -35,10 +35,6 @@ REMEDY: Final = (
     "worker then has a queue of its own, which costs about USD 0.05 a month"
 )
 
-DROPPED: Final = "dropped a command to workers, since remote control is off here: %s. (Said once.)"
-
-NOT_ASKED: Final = "a task asked the workers, and gets no replies, since a permission is missing: %s"
-
 #: Commands or batches of events that wait in a process; further ones stay in SQS.
 MAX_CALLBACKS: Final = 100
 
@@ -160,7 +156,9 @@ class ControlExchanges:
             self._control.broadcast(exchange, message)
         except AccessDeniedError as error:
             if current_task and _wants_replies(message):
-                logger.warning(NOT_ASKED, error)
+                logger.warning(
+                    "a task asked the workers, and gets no replies, since a permission is missing: %s", error
+                )
                 return
             raise shown_in_one_line(error, EX_NOPERM) from error
         except RETRIED_ERRORS as error:
@@ -197,7 +195,9 @@ class ControlExchanges:
     def _warn(self) -> None:
         if not ControlExchanges._has_warned:
             ControlExchanges._has_warned = True
-            logger.warning(DROPPED, REMEDY)
+            logger.warning(
+                "dropped a command to workers, since remote control is off here: %s. (Said once.)", REMEDY
+            )
 
 
 def _wants_replies(message: dict[str, Any]) -> bool:

@@ -29,9 +29,6 @@ class Delay(NamedTuple):
     visible_at: float | None = None
 
 
-NO_DELAY: Final = Delay()
-
-
 def delay_of(properties: Mapping[str, Any], eta: float | None, queue: Queue, limits: DelayLimits) -> Delay:
     """The delay of a message that is published now. An explicit delay overrides that of the ETA.
 
@@ -86,7 +83,7 @@ def without_delay(properties: Mapping[str, Any], name: str, reason: str) -> Dela
     """No delay, with a warning if the message has one: it cannot be delayed on that queue or topic."""
     if given := _written_delay(properties):
         logger.warning(NOT_KEPT, given, name, reason)
-    return NO_DELAY
+    return Delay()
 
 
 def _given_delay(properties: Mapping[str, Any], queue: str) -> int | None:

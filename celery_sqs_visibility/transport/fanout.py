@@ -38,9 +38,6 @@ logger = logging.getLogger(__name__)
 #: SNS's code for a topic that does not exist.
 NO_TOPIC: Final = "NotFound"
 
-#: SNS's sentence about a message that is larger than its topic takes.
-TOO_LONG: Final = "Message too long"
-
 PERMISSIONS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
 
 
@@ -195,7 +192,7 @@ def _refused(topic: Topic, message: OutgoingMessage, error: RequestRefusedError)
         )
         return reworded(error, sentence)
     size = message_bytes(message.body, message.attributes)
-    if size <= TOPIC_MESSAGE_BYTES or TOO_LONG not in str(error):
+    if size <= TOPIC_MESSAGE_BYTES or "Message too long" not in str(error):
         return reworded(error, str(error))
     return MessageTooLargeError(
         f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and its topic "

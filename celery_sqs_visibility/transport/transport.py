@@ -28,10 +28,6 @@ from celery_sqs_visibility.transport.connection_settings import (
     options_as_written,
 )
 
-#: The types of exchanges, with remote control (Celery's step `Control` asks for fanout). Those of other
-#: exchanges than Celery's own are refused where they are declared.
-WITH_CONTROL: Final = frozenset(["direct", "fanout", "topic"])
-
 #: The default of `broker_pool_limit` (celery/app/defaults.py), and kombu's. It keeps the sockets to a broker
 #: few: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its own,
 #: and threads that publish at the same time share requests, so this default only costs time.
@@ -87,7 +83,9 @@ class Transport(virtual.Transport):
         client.userid, client.password = broker.userid, broker.password
         super().__init__(client, **kwargs)
         if self.options.remote_control:
-            self.implements = self.implements.extend(exchange_type=WITH_CONTROL)
+            # Celery's step `Control` asks for fanout. Exchanges of others are refused at their declaration.
+            types = frozenset(["direct", "fanout", "topic"])
+            self.implements = self.implements.extend(exchange_type=types)
         self._loop: Any = None
         self._find_context = partial(shared_context, dict(client.transport_options), broker, self.options)
         self._context: BrokerContext | None = None
