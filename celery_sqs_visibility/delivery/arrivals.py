@@ -16,14 +16,8 @@ from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, S
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.decoder import (
-    Content,
-    DecodedMessage,
-    Decoder,
-    ReadContent,
-    ReadLater,
-    legible,
-)
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.decoder import Content, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import log_safely

@@ -23,9 +23,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from celery_sqs_visibility.core.delivery import LeaseKey
+if TYPE_CHECKING:
+    from celery_sqs_visibility.core.delivery import LeaseKey
 
 # The numbers of a row, all floats, so that each is read and written whole. The generation is written last:
 # until it stands there the row is nobody's.

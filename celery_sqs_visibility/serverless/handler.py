@@ -25,7 +25,8 @@ from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
 from celery_sqs_visibility.delivery.awaited_payloads import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, Decoder, ReadContent, ReadLater
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.events import (
     DeadLettered,

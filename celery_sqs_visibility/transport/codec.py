@@ -23,7 +23,7 @@ from kombu.utils.json import JSONEncoder, dumps, loads
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.contacts.python import decodes_to_text
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never

@@ -7,10 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.policy.clock import Clock
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.core.delivery import Delivery
 
 #: Messages are dispatched for this long before the event loop gets its turn.
 DISPATCH_SECONDS: Final = 0.01

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Holder
 from celery_sqs_visibility.core.settlements import Delete, Split
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
@@ -22,7 +23,6 @@ from celery_sqs_visibility.policy.payload_pointers import (
     ReadablePayloads,
     pointer_in,
 )
-from celery_sqs_visibility.policy.printable import UNPRINTABLE
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retries import attempts_made
 
@@ -42,25 +42,6 @@ SOURCE_ARN = "DeadLetterQueueSourceArn"
 NONE: Final[Mapping[str, Any]] = {}
 
 NOT_TAKEN = "a message could not be decoded; it comes back"
-
-#: Text, or text that may be missing.
-Text = TypeVar("Text", str, str | None)
-
-#: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
-LONGEST_TEXT_CHARACTERS = 500
-
-
-class DecodedMessage(NamedTuple):
-    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell.
-
-    Its sender may have given any text as name and id: deliveries have them as `legible` makes them.
-    """
-
-    payload: dict[str, Any]  # kombu makes its `Message` of it
-    task: str | None = None
-    task_id: str | None = None
-    eta: float | None = None  # seconds since the epoch
-    retries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +171,6 @@ def _why_not(error: Exception) -> UnreadableError | ReadLater:
     unreadable = UnreadableError(f"it could not be decoded: {error!r}")
     unreadable.__cause__ = error
     return unreadable
-
-
-def legible(text: Text) -> Text:
-    """Text from a message, if there is one, fit to be logged and sent as an attribute of a dead letter."""
-    if text is None:
-        return text
-    if len(text) <= LONGEST_TEXT_CHARACTERS and text.isprintable():  # as most are
-        return text
-    shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
-    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)
 
 
 def _facts(

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery, MakeCopy
 from celery_sqs_visibility.core.settlements import Hide, Renew, Why
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.eta import (

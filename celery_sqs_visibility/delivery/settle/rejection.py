@@ -14,7 +14,7 @@ from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Past
 from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.receive.decoder import legible
+from celery_sqs_visibility.delivery.receive.content import legible
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.options import OptionsOfQueue

@@ -16,7 +16,8 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
-from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN, DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.decoder import SOURCE_ARN
 from celery_sqs_visibility.delivery.settle.dead_letters import described, of_the_sender
 from celery_sqs_visibility.errors import SQSVisibilityError, UnreadableError
 from celery_sqs_visibility.operate.figures import duration_text

@@ -16,7 +16,7 @@ import click
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import of_the_sender
 from celery_sqs_visibility.errors import (
     ObjectDoesNotExistError,

@@ -16,7 +16,8 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.settlements import Delete, Lapse, Split
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage, UnreadableError
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.events import subscribe

@@ -20,7 +20,7 @@ from celery_sqs_visibility.delivery.awaited_payloads import (
     SILENCE_SECONDS,
     TRY_SECONDS,
 )
-from celery_sqs_visibility.delivery.receive.decoder import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError

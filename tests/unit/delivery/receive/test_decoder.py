@@ -9,12 +9,11 @@ from support.clock import FakeClock
 from support.factories import TIMEOUT, every_queue, sqs_queue
 
 from celery_sqs_visibility.core.settlements import Hide
+from celery_sqs_visibility.delivery.receive.content import LONGEST_TEXT_CHARACTERS, DecodedMessage
 from celery_sqs_visibility.delivery.receive.decoder import (
     LONGEST_POLL_SECONDS,
-    LONGEST_TEXT_CHARACTERS,
     LONGEST_TRANSIT_SECONDS,
     NOT_TAKEN,
-    DecodedMessage,
     Decoder,
     ReadLater,
     UnreadableError,
