@@ -15,9 +15,7 @@ from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts
-from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.delivery.publish.sharing import SharedRequests
-from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS
@@ -31,6 +29,8 @@ from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
 if TYPE_CHECKING:
     from celery_sqs_visibility.control.remote import RemoteControl
     from celery_sqs_visibility.delivery.consumer import QueueConsumer
+    from celery_sqs_visibility.delivery.publish.sender import Sender
+    from celery_sqs_visibility.delivery.pump import Pump
     from celery_sqs_visibility.delivery.receive.buffer import Buffer
     from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
     from celery_sqs_visibility.stores.guarded import GuardedStore
@@ -65,7 +65,6 @@ class BrokerContext:
     sockets are closed as soon as nobody keeps it.
 
     Attributes:
-        pump: makes the requests that no caller waits for.
         outgoing: sends messages of any size.
         send: sends one that is published by itself; concurrent ones share requests.
         new_sender: makes a sender of those that are published in a block.
@@ -88,7 +87,7 @@ class BrokerContext:
         self.payloads = payloads_of(self.client_settings, options)
         self.outgoing = OutgoingMessages(self.payloads)
         self.send = SharedRequests(self.outgoing).send
-        self.new_sender = partial(Sender, self.queues.forget, self.outgoing)
+        self.new_sender = partial(_new_sender, self.queues.forget, self.outgoing)
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
@@ -100,10 +99,16 @@ class BrokerContext:
         self.decode_any_message = partial(decode_any_message, attribute_names=custom)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
-        self.pump = Pump()
         self.worker_name = ""
         self.release_keys: Callable[[], None] | None = None
         self.on_remote_shutdown: Callable[[], None] | None = None
+
+    @cached_property
+    def pump(self) -> Pump:
+        """Makes the requests that no caller waits for. Imported when first needed: producers make none."""
+        from celery_sqs_visibility.delivery.pump import Pump  # noqa: PLC0415
+
+        return Pump()
 
     @cached_property
     def receiving(self) -> Receiving:
@@ -229,6 +234,13 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
 def _kept(context: BrokerContext) -> BrokerContext:
     """Return the context, which is kept until those of as many other brokers were used."""
     return context
+
+
+def _new_sender(missing: Callable[[str], None], outgoing: OutgoingMessages) -> Sender:
+    """A sender for a block of `publish_batch`, in which most publications are not."""
+    from celery_sqs_visibility.delivery.publish.sender import Sender  # noqa: PLC0415
+
+    return Sender(missing, outgoing)
 
 
 def _finds_dead_letters(queues: Queues, options: Options, queue: str) -> Callable[[], Queue] | None:

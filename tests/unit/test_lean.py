@@ -158,6 +158,25 @@ def test_the_face_imports_nothing_but_itself():
     assert added in ([], ["celery_sqs_visibility"])  # kombu's entry point may have imported it
 
 
+def test_a_producer_imports_nothing_that_receives():
+    code = (
+        "from celery_sqs_visibility import VisibilityTask; import sys, celery;"
+        "app = celery.Celery(broker='celery-sqs-visibility://key:secret@', set_as_current=False);"
+        "app.connection_for_write().default_channel; print(*sys.modules)"
+    )
+    ours = {name.partition(".")[2] for name in python(code) if name.startswith("celery_sqs_visibility")}
+    assert "transport.channel" in ours
+    receiving = (
+        "delivery.consumer",
+        "delivery.holder",
+        "delivery.pump",
+        "delivery.settle",
+        "transport.receiving",
+    )
+    assert [name for name in ours if name.startswith((*receiving, "core.delivery", "core.held"))] == []
+    assert len(ours) <= 90
+
+
 def test_nothing_of_fanout_or_remote_control_is_imported_before_it_is_used():
     added = python("import celery_sqs_visibility.transport.transport, sys; print(*sys.modules)")
     ours = [name for name in added if name.startswith("celery_sqs_visibility")]

@@ -14,15 +14,17 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.errors import PublishError
 
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.publish.sender import Sender
+
 #: Makes a sender to one broker of one process, for which it stands.
-NewSender = Callable[[], Sender]
+NewSender = Callable[[], "Sender"]
 
 #: The blocks that this context has joined, the innermost last.
 _around: ContextVar[tuple[Batch, ...]] = ContextVar("celery_sqs_visibility.publish_batch", default=())
