@@ -40,7 +40,7 @@ IN_FLIGHT = 120_000
 FIFO_CALLS = 300
 
 #: What the package does: see delivery/receive/decoder.py and core/extensions.py.
-LONGEST_TRANSIT_SECONDS = 1.0
+MAX_TRANSIT_SECONDS = 1.0
 BUCKETS_OF_THE_SCHEDULE = 4
 
 
@@ -124,9 +124,7 @@ def extensions(seconds: float, visibility_timeout: float, heartbeat_interval: fl
     if not interval:
         return 0
     apart = visibility_timeout - interval
-    early = min(interval, apart) / BUCKETS_OF_THE_SCHEDULE + min(
-        LONGEST_TRANSIT_SECONDS, visibility_timeout / 10
-    )
+    early = min(interval, apart) / BUCKETS_OF_THE_SCHEDULE + min(MAX_TRANSIT_SECONDS, visibility_timeout / 10)
     return math.floor((seconds + early) / apart)
 
 

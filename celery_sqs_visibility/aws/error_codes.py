@@ -148,7 +148,7 @@ def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
         error = _answered(response["Error"], status, action, operation, service)
         if FIRST_REDIRECT_STATUS <= status < FIRST_ERROR_STATUS:
             location = response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
-            error = reworded(error, f"{error} (redirected to {location or 'nowhere'}: check the endpoint)")
+            error = reword(error, f"{error} (redirected to {location or 'nowhere'}: check the endpoint)")
     else:
         cls = _class_of_exception(exc)
         error = cls(_unanswered(cls, exc, action, service), code=type(exc).__name__, action=action)
@@ -227,7 +227,7 @@ def _reason_of_silence(exc: Exception) -> str:
     return reason
 
 
-def reworded(error: E, sentence: str) -> E:
+def reword(error: E, sentence: str) -> E:
     """Return an error of the same class and code that says `sentence`; raise it from `error`."""
     return type(error)(sentence, code=error.code, action=error.action)
 

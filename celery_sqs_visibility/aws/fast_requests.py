@@ -72,7 +72,7 @@ SHARED_HEADERS: Final = frozenset({"content-type", "user-agent", "x-amzn-query-m
 LISTS: Final = ("Messages", "Successful", "Failed")
 
 #: The client makes all requests after this many fast ones have failed where the client then succeeded.
-MOST_MISTAKES: Final = 3
+MAX_MISTAKES: Final = 3
 
 #: Refusals that the form of a request may explain.
 MAYBE_THE_FORM: Final = (
@@ -178,7 +178,7 @@ class Caller:
 
     def _note_mistake(self, reason: Exception) -> None:
         self._mistakes += 1
-        if self._mistakes >= MOST_MISTAKES and self._fast is not None:
+        if self._mistakes >= MAX_MISTAKES and self._fast is not None:
             self._fast = None
             logger.warning(
                 "boto3 makes all requests to SQS from now on, since it succeeds where faster ones fail: %s",

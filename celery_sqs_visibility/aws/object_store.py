@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.breaker import Breaker
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
-from celery_sqs_visibility.aws.error_codes import is_unanswered, reworded, translate, translate_entry
+from celery_sqs_visibility.aws.error_codes import is_unanswered, reword, translate, translate_entry
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import CredentialsRefusedError, TooLargeError, UnavailableError
@@ -36,7 +36,7 @@ NO_BUCKET: Final = "NoSuchBucket"
 
 #: An object is read in parts of this size, for as long as each part comes within this time.
 PART_BYTES: Final = 256 * 1024
-LONGEST_PART_SECONDS: Final = 15.0
+MAX_PART_SECONDS: Final = 15.0
 
 
 def no_op() -> None:
@@ -119,7 +119,7 @@ class S3ObjectStore(ObjectStore):
             if isinstance(error, CredentialsRefusedError):
                 self._clients.discard()  # only new clients read rotated credentials
             remedy = "; create the bucket, or correct payload_store" if outcome == NO_BUCKET else ""
-            raise reworded(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from error.__cause__ or exc
+            raise reword(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from (error.__cause__ or exc)
         finally:
             if SQSRequest.is_wanted():
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
@@ -133,9 +133,9 @@ def _read(body: Any, progress: Callable[[], None]) -> bytes:
         for part in body.iter_chunks(PART_BYTES):
             parts.append(part)
             now = SYSTEM_CLOCK.monotonic()
-            if now - since > LONGEST_PART_SECONDS:
+            if now - since > MAX_PART_SECONDS:
                 raise UnavailableError(
-                    f"GetObject brought less than {PART_BYTES // 1024} KiB in {LONGEST_PART_SECONDS:g} s",
+                    f"GetObject brought less than {PART_BYTES // 1024} KiB in {MAX_PART_SECONDS:g} s",
                     code="TooSlow",
                     action="GetObject",
                 )

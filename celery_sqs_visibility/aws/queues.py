@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from celery_sqs_visibility.aws.attempts import attempt
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -295,7 +295,7 @@ class Queues:
         except QueueDoesNotExistError as error:
             of_owner = f" of account {owner}" if owner else ""
             which = f"{canonical!r}{of_owner} (for Celery's queue {name!r})"
-            raise reworded(error, f"SQS has no queue {which}, or does not let us see it: {error}") from error
+            raise reword(error, f"SQS has no queue {which}, or does not let us see it: {error}") from error
 
     def _plain_plans(self, name: str) -> list[QueuePlan]:
         canonical = self.canonical_name(name)
@@ -312,7 +312,7 @@ class Queues:
             url = when_known(partial(self._sqs.create_queue, canonical, wanted, plan.tags))
         except AccessDeniedError as error:
             which = f"{canonical!r} (for Celery's queue {name!r})"
-            raise reworded(
+            raise reword(
                 error,
                 f"SQS has no queue {which} and does not let us create it: "
                 f"create the queue or allow sqs:CreateQueue. {error}",
@@ -347,7 +347,7 @@ def when_known(request: Callable[[], T]) -> T:
 def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> QueueDoesNotExistError:
     """Return the error that names the option, too."""
     which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
-    return reworded(error, f"SQS has no queue {which}: {error}")
+    return reword(error, f"SQS has no queue {which}: {error}")
 
 
 def _check_existence(queue: Queue) -> None:
@@ -377,5 +377,5 @@ def counts(queue: Queue, *kinds: str) -> list[int]:
         sentence = (
             f"cannot tell how many messages queue {queue.name!r} has: allow sqs:GetQueueAttributes. {error}"
         )
-        raise reworded(error, sentence) from error
+        raise reword(error, sentence) from error
     return [int(attributes[kind]) for kind in kinds]

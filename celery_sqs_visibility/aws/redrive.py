@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError
@@ -174,7 +174,7 @@ class RedriveBook:
                 self.dead_letter_queue(queue)
             except SQSError as error:
                 sentence = f"The queue of the transport option dead_letter_queue cannot be used: {error}"
-                raise reworded(error, sentence) from error
+                raise reword(error, sentence) from error
 
     def dead_letter_queue(self, queue: Queue) -> Queue | None:
         """Return the queue that the last known policy names, or the plain one; `None` if there is neither.

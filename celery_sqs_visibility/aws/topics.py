@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -129,7 +129,7 @@ class Topics:
         try:
             arn = self._sns.create_topic(name, attributes, TAGS)
         except AccessDeniedError as error:
-            raise reworded(
+            raise reword(
                 error,
                 f"the topic {name!r} of exchange {exchange!r} cannot be found or created: allow "
                 f"sns:CreateTopic and sns:TagResource, or give its ARN in predefined_exchanges. {error}",
@@ -149,8 +149,8 @@ OWN_NAME: Final = re.compile(r".+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 LOOKS_APART_SECONDS: Final = 60
 
 #: Most pages of a hundred subscriptions that one sweep reads, and most queues that it looks for.
-MOST_PAGES: Final = 10
-MOST_LOOKS: Final = 100
+MAX_PAGES: Final = 10
+MAX_LOOKS: Final = 100
 
 
 def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
@@ -183,7 +183,7 @@ def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], obje
     try:
         start = queue_names.beside(beside.arn(), prefix)
         own = [each for each in _subscriptions(topic) if _may_be_stale(each, start)]
-        looked_for = random.sample(own, min(len(own), MOST_LOOKS))
+        looked_for = random.sample(own, min(len(own), MAX_LOOKS))
         missing = [each for each in looked_for if _is_missing(each, beside)]
         if missing:
             (wait or threading.Event().wait)(LOOKS_APART_SECONDS)
@@ -201,7 +201,7 @@ def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], obje
 
 def _subscriptions(topic: Topic) -> Iterator[Subscription]:
     token = None
-    for _ in range(MOST_PAGES):
+    for _ in range(MAX_PAGES):
         page, token = topic.sns.subscriptions(topic.arn, token)
         yield from page
         if token is None:

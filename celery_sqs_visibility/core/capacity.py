@@ -35,7 +35,7 @@ PACE_MEMORY_SECONDS: Final = 2.0
 PACE_STEP_SECONDS: Final = 0.01
 
 #: The first tasks after a rest count as done in at least this time.
-SHORTEST_PACE_SECONDS: Final = 0.25
+MIN_PACE_SECONDS: Final = 0.25
 
 #: The number of tasks after which the durations of earlier ones hardly count.
 DURATION_MEMORY_TASKS: Final = 5
@@ -211,7 +211,7 @@ class RecentRuns:
     def per_second(self, now: float) -> float:
         """Tasks per second, as of now."""
         tasks, seconds = self._as_of(now)
-        return tasks / max(seconds, SHORTEST_PACE_SECONDS)
+        return tasks / max(seconds, MIN_PACE_SECONDS)
 
     def _as_of(self, now: float) -> tuple[float, float]:
         passed = 0.0 if self._at is None else max(0.0, now - self._at)

@@ -136,7 +136,7 @@ class Holder(Protocol):
     def tell_lost(self, delivery: Delivery) -> None:
         """Another worker runs its task, though the message is held."""
 
-    def ran(self, delivery: Delivery) -> None:
+    def run_ended(self, delivery: Delivery) -> None:
         """A run has ended whose message was acknowledged when it began."""
 
 
@@ -246,7 +246,7 @@ class Delivery:
     state: State = field(default=State.HELD, init=False)
     wait: Wait | None = field(default=None, init=False)
     #: Whether the buffer, Celery or a thread that fetches its payload has it.
-    in_hand: bool = field(default=False, init=False)
+    attended: bool = field(default=False, init=False)
     #: The object that alone settles it from then on: Celery's request for it, then its run in a pool without
     #: processes.
     carrier: ref[Any] | None = field(default=None, init=False)
@@ -270,7 +270,7 @@ class Delivery:
     #: The instant until which its task asks to hide the message; 0 once that is done, or cannot be.
     requested_deadline: float = field(default=0.0, init=False)
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
-    parks: int = field(default=0, init=False)
+    parkings: int = field(default=0, init=False)
     #: Its state as its task sees it, in any process.
     lease: Lease | None = field(default=None, init=False)
     #: Called with the receipt handle under which it is lost while it is held, in a thread of the pump.
@@ -307,7 +307,7 @@ class Delivery:
         """Whether nothing would settle the delivery: its request or its run is gone, or it never had one."""
         if self.state is State.COPYING:
             return False
-        return not self.in_hand if self.carrier is None else self.carrier() is None
+        return not self.attended if self.carrier is None else self.carrier() is None
 
     @property
     def lease_key(self) -> LeaseKey | None:
@@ -354,9 +354,9 @@ class Delivery:
         """Another worker has the key of its exclusive task: its run is told, or ended. A thread's own."""
         self.holder.tell_lost(self)
 
-    def ran(self) -> None:
+    def run_ended(self) -> None:
         """Its run has ended, after it was acknowledged when that began."""
-        self.holder.ran(self)
+        self.holder.run_ended(self)
 
     def give_up(
         self, reason: str, body: Callable[[], str], when_exhausted: str | None = None, **attributes: str

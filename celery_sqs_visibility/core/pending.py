@@ -32,7 +32,7 @@ LINGER_SECONDS = 1.0
 GIVE_UP_SECONDS: Final = 30.0
 
 #: How often credentials are looked for anew; rotated ones are found the first time.
-MOST_CREDENTIAL_LOOKUPS: Final = 3
+MAX_CREDENTIAL_LOOKUPS: Final = 3
 
 
 #: What the one who publishes knows a message by; of a task, its id.
@@ -310,5 +310,5 @@ def _count_failure(
 
 def _may_pass(pending: PendingMessage[Tag], error: SQSError) -> bool:
     if isinstance(error, CredentialsRefusedError):
-        return pending.failures < MOST_CREDENTIAL_LOOKUPS
+        return pending.failures < MAX_CREDENTIAL_LOOKUPS
     return isinstance(error, PASSING_ERRORS)

@@ -16,7 +16,7 @@ from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, S
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
 from celery_sqs_visibility.delivery.receive.decoder import Content, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
 from celery_sqs_visibility.errors import UnreadableError
@@ -100,13 +100,13 @@ class Arrivals:
         """Count how many of its receives so far were no attempts."""
         if content.eta is not None or delivery.moved_from:
             parks = self._holder.parking.parks_until_eta(delivery, content)
-            delivery.parks = max(delivery.parks, parks)
+            delivery.parkings = max(delivery.parkings, parks)
 
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
         """The payload of a message that is held has come from S3. A thread that fetches."""
-        delivery.in_hand = False
+        delivery.attended = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
             self._count_parks(delivery, content)
@@ -144,7 +144,7 @@ class Arrivals:
         if dispatch is None or self._fetch is None:
             self._give_back(delivery)
         else:
-            delivery.in_hand = True
+            delivery.attended = True
             self._fetch(delivery, content, message)
         return None
 
@@ -202,7 +202,7 @@ class Arrivals:
             except Exception:
                 if raising:
                     raise
-                delivery.in_hand = False
+                delivery.attended = False
                 delivery.settle(delivery.after_an_error())
                 fields = Fields(message_id=delivery.facts.message_id)
                 log_safely(logger.exception, NOT_HANDED, fields, extra={"sqs": fields})
@@ -213,7 +213,7 @@ class Arrivals:
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
     """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
-        task, task_id = legible(content.task), legible(content.task_id)
+        task, task_id = loggable(content.task), loggable(content.task_id)
         delivery.facts = replace(delivery.facts, task=task, task_id=task_id)
     elif isinstance(content, Split):
         return replace(content, body=message["Body"])

@@ -30,7 +30,7 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 logger = logging.getLogger(__name__)
 
 #: Payloads fetched at a time: each may have `PAYLOAD_BYTES`.
-MOST_FETCHES: Final = 4
+MAX_FETCHES: Final = 4
 
 #: A fetch that fails is tried again for this long, while its message is held; then the message comes back.
 TRY_SECONDS: Final = 60.0
@@ -117,7 +117,7 @@ class AwaitedPayloads:
         self._clock = clock
         self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
         pump = pump or Pump(clock)
-        self.lane: Lane[Fetch] = pump.lane("fetches payloads from S3", MOST_FETCHES, self)
+        self.lane: Lane[Fetch] = pump.lane("fetches payloads from S3", MAX_FETCHES, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: list[tuple[float, int, Fetch]] = []  # heap: (not before, tie-break, fetch)
         self._ties = itertools.count()

@@ -180,7 +180,7 @@ class QueueConsumer:
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
         """State of the other threads' duties. Any thread."""
-        batches = [DutyFacts(each.does, each.late(now)) for each in self._lanes]
+        batches = [DutyFacts(each.duty, each.late(now)) for each in self._lanes]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
@@ -400,11 +400,11 @@ class QueueConsumer:
         """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""
         try:
             for one in arrived:
-                one.delivery.in_hand = True
+                one.delivery.attended = True
             self._buffer.put(arrived)
         except Exception:
             for one in arrived:
-                one.delivery.in_hand = False  # those that cannot be settled now are given back later
+                one.delivery.attended = False  # those that cannot be settled now are given back later
             for one in self._buffer.take(lambda each: each in arrived):
                 one.delivery.settle(Lapse())
             raise

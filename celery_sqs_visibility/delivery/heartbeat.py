@@ -21,7 +21,7 @@ from celery_sqs_visibility.policy.clock import Clock
 logger = logging.getLogger(__name__)
 
 #: At 50 ms a request, four at a time extend 800 messages a second.
-MOST_IN_FLIGHT: Final = 4
+MAX_IN_FLIGHT: Final = 4
 
 #: An extension is urgent if its message would come back within this time, in which the client could not wait
 #: for the answer to a request that hangs, pause, and make another.
@@ -61,7 +61,7 @@ class Heartbeat:
         self._held = held
         self._clock = clock
         self._resume = resume
-        self.lane: Lane[ExtensionBatch] = pump.lane("extends messages", MOST_IN_FLIGHT, self)
+        self.lane: Lane[ExtensionBatch] = pump.lane("extends messages", MAX_IN_FLIGHT, self)
         self._outages: dict[str, Outage] = {}  # by queue; guarded by the lane's lock
         self._slow: set[str] = set()  # queues whose latest extension was cut off; each step is atomic
 

@@ -212,7 +212,7 @@ class DeliveryHolder:
         with self._lock:
             return self._held.tell_inactive(delivery)
 
-    def ran(self, delivery: Delivery) -> None:
+    def run_ended(self, delivery: Delivery) -> None:
         if delivery.began is not None and delivery.consumer is not None:
             with self._lock:
                 delivery.consumer.capacity.end_run(delivery, delivery.began, self._clock.monotonic())

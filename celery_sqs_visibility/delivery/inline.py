@@ -28,9 +28,9 @@ class InlinePump(Pump):
         self._in_time = in_time
 
     def lane(
-        self, does: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
+        self, duty: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
     ) -> Lane[Batch]:
-        lane = super().lane(does, most, BoundedWork(work, self._in_time), hangs_after)
+        lane = super().lane(duty, most, BoundedWork(work, self._in_time), hangs_after)
         self.add(lane)
         return lane
 

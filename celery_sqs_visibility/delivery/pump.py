@@ -79,8 +79,8 @@ class Lane(Generic[Batch]):
     says what the lane does: "settles messages", for example.
     """
 
-    def __init__(self, pump: Pump, does: str, most: int, work: Work[Batch], hangs_after: float) -> None:
-        self.does = does
+    def __init__(self, pump: Pump, duty: str, most: int, work: Work[Batch], hangs_after: float) -> None:
+        self.duty = duty
         self.lock: Final = pump.lock
         self._pump = pump
         self._most = most
@@ -168,7 +168,7 @@ class Lane(Generic[Batch]):
         try:
             self._work.conclude(job.batch, job.since, failed)
         except (Exception, SystemExit):  # noqa: BLE001 - it is logged
-            log_safely(logger.exception, UNEXPECTED, self.does)
+            log_safely(logger.exception, UNEXPECTED, self.duty)
         if self._pump.waiting:
             with self.lock:
                 self._pump.notify_waiting()
@@ -229,7 +229,7 @@ class Lane(Generic[Batch]):
         except SQSError as error:
             return _all_of(job.batch, error)
         except Exception as bug:  # noqa: BLE001 - it is logged
-            log_safely(logger.exception, UNEXPECTED, self.does)
+            log_safely(logger.exception, UNEXPECTED, self.duty)
             return _all_of(job.batch, AnswerLostError(repr(bug)))
 
 
@@ -244,7 +244,7 @@ class Abandoned:
     def conclude(self) -> None:
         """It fails, and is tried again."""
         state = "hangs" if self.thread.is_alive() else "died"
-        log_safely(logger.error, "a thread that %s %s; another takes its place", self.lane.does, state)
+        log_safely(logger.error, "a thread that %s %s; another takes its place", self.lane.duty, state)
         self.lane.conclude(self.job, _all_of(self.job.batch, AnswerLostError("no answer")))
         with self.lane.lock:
             self.lane.wake()
@@ -267,10 +267,10 @@ class Pump:
         self._refused: Lane[Any] | None = None  # for which no thread could be started, which is to be logged
 
     def lane(
-        self, does: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
+        self, duty: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
     ) -> Lane[Batch]:
         """A lane for that work, of which at most so many batches are in flight; to be started."""
-        return Lane(self, does, most, work, hangs_after)
+        return Lane(self, duty, most, work, hangs_after)
 
     def replace_stuck(self, now: float) -> None:
         """Fail the batches of threads that died or hang at that instant. Others take their place."""
@@ -357,7 +357,7 @@ class Pump:
                 if job is not None:
                     lane.carry_out(job)
             except Exception:  # noqa: BLE001 - it is logged
-                log_safely(logger.exception, UNEXPECTED, "works" if lane is None else lane.does)
+                log_safely(logger.exception, UNEXPECTED, "works" if lane is None else lane.duty)
                 lane = None
             self._log_refused()
 
@@ -410,7 +410,7 @@ class Pump:
             lane, self._refused = self._refused, None
         if lane is not None:
             log_safely(
-                logger.error, "cannot start a thread that %s; it is tried again in a moment", lane.does
+                logger.error, "cannot start a thread that %s; it is tried again in a moment", lane.duty
             )
 
 

@@ -134,4 +134,4 @@ class ForgottenMessages:
             or any(each.state in {State.DISPATCHED, State.RUNNING} for each in held)
         ):
             return False
-        return any(each.state is State.HELD and not each.in_hand for each in held)
+        return any(each.state is State.HELD and not each.attended for each in held)

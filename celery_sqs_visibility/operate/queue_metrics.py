@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.cloudwatch import CloudWatch, QueueMetric, Span
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -115,6 +115,6 @@ def _check_location(cloudwatch: CloudWatch, queue: Queue) -> None:
 def _explained(error: SQSError) -> SQSError:
     if not isinstance(error, AccessDeniedError):
         return error
-    return reworded(
+    return reword(
         error, f"CloudWatch does not tell ages and requests: allow cloudwatch:GetMetricData. {error}"
     )

@@ -120,7 +120,7 @@ def parks_until_eta(
 
 
 def wasted_receives(
-    receive_count: int, parks: int, wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS
+    receive_count: int, parkings: int, wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS
 ) -> int:
     """Count the receives before this one that were neither parks nor attempts, if its ETA is to come.
 
@@ -130,12 +130,13 @@ def wasted_receives(
 
     Args:
         receive_count: of the message, this receive included.
-        parks: see `parks_until_eta`.
+        parkings: see `parks_until_eta`.
         wait: seconds until the ETA.
         visibility_timeout: the one in force.
         lead: see `park_seconds`.
     """
-    parked = max(0, parks - parks_needed(wait, visibility_timeout, lead))  # less than 0 where clocks differ
+    # Less than 0 where clocks differ.
+    parked = max(0, parkings - parks_needed(wait, visibility_timeout, lead))
     return max(0, receive_count - 1 - parked) if wait > 0 else 0
 
 

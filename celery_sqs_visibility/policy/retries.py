@@ -30,13 +30,13 @@ UNKNOWN_TASK_SECONDS: Final = 3600.0
 RELEASES_FORGIVEN: Final = 3
 
 
-def attempts_made(receive_count: int, parks: int, published_retries: int) -> int:
+def attempts_made(receive_count: int, parkings: int, published_retries: int) -> int:
     """Count the attempts before this one: Celery's `request.retries`.
 
     Every receive but the known parks counts: a worker that was killed leaves no other trace.
     `published_retries` are those of Celery's own retries, from the message's header.
     """
-    return published_retries + max(0, receive_count - 1 - parks)
+    return published_retries + max(0, receive_count - 1 - parkings)
 
 
 def attempts_allowed(

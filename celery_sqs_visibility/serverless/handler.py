@@ -210,7 +210,7 @@ class Function:
         if not isinstance(content, DecodedMessage):
             delivery.settle(content)
             return
-        delivery.parks = self._holder.parking.parks_until_eta(delivery, content)
+        delivery.parkings = self._holder.parking.parks_until_eta(delivery, content)
         if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:
             waiting = self._holder.parking.waiting(delivery, content, message)
             if waiting is None and self._clock.monotonic() + seconds + ANSWER_SECONDS > until:

@@ -23,7 +23,7 @@ from kombu.utils.json import JSONEncoder, dumps, loads
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.contacts.python import decodes_to_text
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
@@ -222,7 +222,7 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
     headers = _checked_headers(payload)
     named = headers if "task" in headers else fields_of_body(payload, '"task"')
     if (eta := eta_of(named) or eta_of(headers)) is not None and is_never(eta - SYSTEM_CLOCK.wall()):
-        raise UnreadableError(f"its ETA, {legible(str(named.get('eta') or headers['eta']))}, is {NEVER}")
+        raise UnreadableError(f"its ETA, {loggable(str(named.get('eta') or headers['eta']))}, is {NEVER}")
     retries = headers.get("retries")
     return DecodedMessage(
         payload,

@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.settlements import Delete, Split
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.continued_events import (
@@ -144,7 +144,7 @@ class EventMessages:
         untaken = [repr(name) for name in names if self.routes.find(name) is None]
         if not untaken:
             return error
-        return UnreadableError(legible(f"no task has an sqs_event for {' or '.join(untaken)}: {error}"))
+        return UnreadableError(loggable(f"no task has an sqs_event for {' or '.join(untaken)}: {error}"))
 
 
 def _parsed(body: str) -> Any:

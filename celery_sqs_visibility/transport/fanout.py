@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.port import Location, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
@@ -139,7 +139,7 @@ class Fanout:
                 sentence = (
                     f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {PERMISSIONS}. {error}"
                 )
-                raise reworded(error, sentence) from error
+                raise reword(error, sentence) from error
             logger.warning(
                 "cannot make sure that queue %r is subscribed to topic %s: subscribe it yourself, with raw "
                 "message delivery, or %s: %s",
@@ -151,7 +151,7 @@ class Fanout:
             return None
         except RequestRefusedError as error:
             sentence = f"queue {queue.name!r} cannot be subscribed to topic {topic.arn}: {error}"
-            raise reworded(error, sentence) from error
+            raise reword(error, sentence) from error
 
 
 def topics_of(sqs: ClientSettings, options: Options) -> Topics:
@@ -190,10 +190,10 @@ def _refused(topic: Topic, message: OutgoingMessage, error: RequestRefusedError)
             f"the topic {topic.arn} of exchange {topic.exchange!r} was deleted, and its subscriptions with "
             f"it: restart the workers, which subscribe anew. {error}"
         )
-        return reworded(error, sentence)
+        return reword(error, sentence)
     size = message_bytes(message.body, message.attributes)
     if size <= TOPIC_MESSAGE_BYTES or "Message too long" not in str(error):
-        return reworded(error, str(error))
+        return reword(error, str(error))
     return MessageTooLargeError(
         f"the message for exchange {topic.exchange!r} has {size:,} bytes with its attributes, and its topic "
         f"takes fewer: {TOPIC_MESSAGE_BYTES:,} unless its attribute MaximumMessageSize allows up to "

@@ -131,7 +131,7 @@ class DeliveryRequest(CeleryRequest):
     def ended(self) -> None:
         """Hear from the pool that the run is over, however it ended."""
         if self.delivery is not None and self.delivery.acknowledged_early:
-            self.delivery.ran()
+            self.delivery.run_ended()
 
     def measure_run(self) -> None:
         """Measure a run that was acknowledged when it began, once its outcome is known."""
@@ -352,7 +352,9 @@ class DeliveryRequest(CeleryRequest):
         if self.delivery is None:
             return False
         limit, receives = self.task.max_retries, self.delivery.facts.receive_count
-        return limit is None or attempts_made(receives, self.delivery.parks, self._published_retries) < limit
+        return (
+            limit is None or attempts_made(receives, self.delivery.parkings, self._published_retries) < limit
+        )
 
     def _was_killed_for_nothing(self, exc: BaseException) -> bool:
         """Whether its process was killed by `cancel`, with the worker, or in the belief that it ran another.
@@ -442,7 +444,7 @@ class DeliveryRequest(CeleryRequest):
         }
         request["sqs"] = sqs
         retries = request.get("retries") or 0
-        request["delivery_info"]["redelivered"] = redelivered = facts.receive_count - delivery.parks > 1
+        request["delivery_info"]["redelivered"] = redelivered = facts.receive_count - delivery.parkings > 1
         if redelivered:
             retries = self._retries_with_receives(delivery, retries)
         request["retries"] = retries
@@ -473,7 +475,7 @@ def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
     policy = delivery.holder.options.backoff_policy(delivery.queue.name, task.name)
     if policy is None or isinstance(task, RetryDecisions):
         return None
-    delay = policy.delay(delivery.facts.receive_count - delivery.parks - 1, Reject())
+    delay = policy.delay(delivery.facts.receive_count - delivery.parkings - 1, Reject())
     return Lapse() if delay is None else Hide(whole_seconds(delay))
 
 

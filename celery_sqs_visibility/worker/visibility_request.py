@@ -130,7 +130,7 @@ class VisibilityRequest(DeliveryRequest):
         return settled or super().revoked()
 
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:
-        return attempts_made(delivery.facts.receive_count, delivery.parks, published_retries)
+        return attempts_made(delivery.facts.receive_count, delivery.parkings, published_retries)
 
     def _is_celerys_own(self, exc: BaseException) -> bool:
         """Ends that keep Celery's meaning, and runs that Celery itself ended."""

@@ -109,7 +109,7 @@ def test_after_refused_credentials_they_are_looked_for_anew(way, bucket):
 def test_an_object_that_comes_too_slowly_is_given_up(bucket, monkeypatch):
     store = s3_store(bucket)
     store.put("key", b"a")
-    monkeypatch.setattr(object_store, "LONGEST_PART_SECONDS", -1.0)
+    monkeypatch.setattr(object_store, "MAX_PART_SECONDS", -1.0)
     with pytest.raises(UnavailableError, match="GetObject brought less than 256 KiB in -1 s"):
         store.get("key", 5)
 

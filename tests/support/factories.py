@@ -416,7 +416,7 @@ class FakeHolder:
         self.calls.append("dispatch")
         return self.may_run
 
-    def ran(self, delivery):
+    def run_ended(self, delivery):
         self.calls.append("ran")
 
 

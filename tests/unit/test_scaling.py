@@ -18,7 +18,7 @@ from celery_sqs_visibility.core.held import Held
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.holder import SETTLE_WINDOW_SECONDS
 from celery_sqs_visibility.delivery.pump import Pump
-from celery_sqs_visibility.delivery.receive.decoder import LONGEST_TRANSIT_SECONDS
+from celery_sqs_visibility.delivery.receive.decoder import MAX_TRANSIT_SECONDS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
 
@@ -60,7 +60,7 @@ def test_a_page_without_its_table_is_told_so():
 
 def test_the_formulae_know_the_defaults_and_the_package():
     options = Options.parse({})
-    assert scaling.LONGEST_TRANSIT_SECONDS == LONGEST_TRANSIT_SECONDS
+    assert scaling.MAX_TRANSIT_SECONDS == MAX_TRANSIT_SECONDS
     assert scaling.BUCKETS_OF_THE_SCHEDULE == BUCKETS
     assert WORK.visibility_timeout == options.visibility_timeout
     assert (WORK.settle_window, WORK.prefetch_seconds) == (SETTLE_WINDOW_SECONDS, PREFETCH_SECONDS)

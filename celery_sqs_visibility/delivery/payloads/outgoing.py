@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 _UNANSWERED: Final = (UnavailableError, UnrecognizedResponseError)
 
 #: Large messages of FIFO queues that this process has sent, as far as it remembers.
-MOST_REMEMBERED: Final = 10_000
+MAX_REMEMBERED: Final = 10_000
 
 OTHER_PREFIX: Final = (
     "the payload s3://%s/%s of a message that is done stays in S3, as will others like it: its producer has "
@@ -89,7 +89,7 @@ class OutgoingMessages:
         # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
         self._lock = threading.Lock()  # guards _sent
-        self._sent = RecentKeys[str](MOST_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids, FIFO queues only
+        self._sent = RecentKeys[str](MAX_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids, FIFO queues only
 
     def offloads(self, queue: Queue, size: int) -> bool:
         """Whether the payload of a message of `size` bytes, attributes included, goes to S3."""

@@ -22,11 +22,11 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 logger = logging.getLogger(__name__)
 
 #: Batches in flight, each with its thread.
-MOST_SENDERS: Final = 8
+MAX_SENDERS: Final = 8
 
 #: Publishing waits while this many messages, or bytes, are pending, where SQS takes less than is published.
-MOST_PENDING: Final = 1000
-MOST_PENDING_BYTES = 32 * 1024 * 1024
+MAX_PENDING: Final = 1000
+MAX_PENDING_BYTES = 32 * 1024 * 1024
 
 #: A thread that waits for the senders' looks after them this often.
 CHECK_SECONDS: Final = 5.0
@@ -59,7 +59,7 @@ class Sender:
         # Never taken for stuck: what a thread sends would be published twice. An upload to S3 takes its time.
         # Its own pump: a block may be collected as garbage, and then waits for its end, in any thread.
         self._pump = Pump(clock)
-        self.lane = self._pump.lane("sends messages", MOST_SENDERS, self, hangs_after=math.inf)
+        self.lane = self._pump.lane("sends messages", MAX_SENDERS, self, hangs_after=math.inf)
         self._lock = self.lane.lock  # guards everything below
         self._pending: PendingMessages[str | None] = PendingMessages()
         self._closed = False
@@ -130,7 +130,7 @@ class Sender:
             self._pending.conclude(batch, failed, self._clock.monotonic())
 
     def _has_capacity(self) -> bool:
-        full = self._pending.count >= MOST_PENDING or self._pending.size >= MOST_PENDING_BYTES
+        full = self._pending.count >= MAX_PENDING or self._pending.size >= MAX_PENDING_BYTES
         return self._closed or not full
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:

@@ -22,7 +22,7 @@ from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
 #: Fewer callers than this wait for the end of another request, so that a message costs a fifth of a request.
-FEWEST: Final = 5
+MIN_CALLERS: Final = 5
 
 #: Callers that are forgotten with each that arrives: of sixteen that have become ten, after 600.
 FORGOTTEN: Final = 0.01
@@ -108,7 +108,7 @@ class Traffic:
 
         One half gathers while the other's request is under way, so that nobody is left over.
         """
-        return len(self.waiting) >= min(BATCH_ENTRIES, max(FEWEST, self.callers / 2))
+        return len(self.waiting) >= min(BATCH_ENTRIES, max(MIN_CALLERS, self.callers / 2))
 
     def arrive(self, publication: Publication) -> bool:
         """Add a publication that waits; whether its caller leads at once: enough wait, or none is sent."""

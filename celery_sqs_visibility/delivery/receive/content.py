@@ -10,13 +10,13 @@ from celery_sqs_visibility.policy.printable import UNPRINTABLE
 Text = TypeVar("Text", str, str | None)
 
 #: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
-LONGEST_TEXT_CHARACTERS: Final = 500
+MAX_TEXT_CHARACTERS: Final = 500
 
 
 class DecodedMessage(NamedTuple):
     """A message's content; the task's name and id, its ETA and retries, as far as the headers tell.
 
-    Its sender may have given any text as name and id: deliveries have them as `legible` makes them.
+    Its sender may have given any text as name and id: deliveries have them as `loggable` makes them.
     """
 
     payload: dict[str, Any]  # kombu makes its `Message` of it
@@ -26,11 +26,11 @@ class DecodedMessage(NamedTuple):
     retries: int = 0
 
 
-def legible(text: Text) -> Text:
+def loggable(text: Text) -> Text:
     """Text from a message, if there is one, fit to be logged and sent as an attribute of a dead letter."""
     if text is None:
         return text
-    if len(text) <= LONGEST_TEXT_CHARACTERS and text.isprintable():  # as most are
+    if len(text) <= MAX_TEXT_CHARACTERS and text.isprintable():  # as most are
         return text
-    shown = text if len(text) <= LONGEST_TEXT_CHARACTERS else f"{text[:LONGEST_TEXT_CHARACTERS]}..."
+    shown = text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}..."
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Holder
 from celery_sqs_visibility.core.settlements import Delete, Split
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, legible
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 #: An answer takes a while to arrive. So a delivery's visibility is counted from this long before its arrival,
 #: or from the call if that was later.
-LONGEST_TRANSIT_SECONDS = 1.0
+MAX_TRANSIT_SECONDS = 1.0
 
 #: A poll lasts no longer, its answer's delay included.
-LONGEST_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
+MAX_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 
 #: The system attribute of a message that SQS has moved to its dead-letter queue.
 SOURCE_ARN = "DeadLetterQueueSourceArn"
@@ -109,9 +109,9 @@ class Decoder:
         `called` and `returned` are the monotonic instants before and after the call.
         """
         timeout = self._options_of(queue.name).visibility_timeout
-        transit = min(LONGEST_TRANSIT_SECONDS, timeout / 10)
+        transit = min(MAX_TRANSIT_SECONDS, timeout / 10)
         # Where this process was stopped meanwhile, the answer may have waited for it since.
-        arrived = min(self._stopped_at(called, returned), called + LONGEST_POLL_SECONDS)
+        arrived = min(self._stopped_at(called, returned), called + MAX_POLL_SECONDS)
         since = max(called, min(returned, arrived) - transit)
         # SQS counts its 12 hours from the request, however long that waited for a message.
         horizon = called + VISIBILITY_HORIZON_SECONDS
@@ -179,7 +179,7 @@ def _facts(
     receives = int(attributes.get("ApproximateReceiveCount", 1))
     task = task_id = attempt = None
     if isinstance(content, DecodedMessage):
-        task, task_id = legible(content.task), legible(content.task_id)
+        task, task_id = loggable(content.task), loggable(content.task_id)
         if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
             attempt = attempts_made(receives, 0, content.retries) + 1
     return DeliveryFacts(

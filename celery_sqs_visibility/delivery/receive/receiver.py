@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from celery_sqs_visibility.aws.error_codes import reworded
+from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
@@ -172,7 +172,7 @@ class Receiver:
             self._outage.failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
             self.queue.sqs.discard_idle_connections()
         elif late:
-            logger.error("a thread that %s hangs; another takes its place", self.lane.does)
+            logger.error("a thread that %s hangs; another takes its place", self.lane.duty)
 
     def _served(self) -> None:
         """There is capacity for the next poll. Under the lock."""
@@ -238,7 +238,7 @@ class Receiver:
         if failure is Failure.CUT and self._polls.cuts == CUTS_OF_A_HABIT:
             log_safely(logger.warning, CUT, self.queue.name, self._polls.cuts, now - poll.started)
         elif failure is Failure.OUTAGE and isinstance(error, QueueDoesNotExistError):
-            self._outage.failure(reworded(error, f"{str(error).rstrip('.')}; {DELETED}"))
+            self._outage.failure(reword(error, f"{str(error).rstrip('.')}; {DELETED}"))
         elif failure is Failure.OUTAGE:
             self._outage.failure(error)
 

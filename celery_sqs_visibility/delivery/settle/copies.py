@@ -22,7 +22,7 @@ from celery_sqs_visibility.policy.clock import Clock
 logger = logging.getLogger(__name__)
 
 #: Requests of a worker that are under way together.
-MOST_IN_FLIGHT: Final = 8
+MAX_IN_FLIGHT: Final = 8
 
 #: How the log calls each kind of request when it fails, and when it works again.
 ACTIONS: Final[Mapping[type[Renew | Split], str]] = {
@@ -66,7 +66,7 @@ class Copies:
         self._permissions = permissions
         self._clock = clock
         self._ended = ended
-        self.lane: Lane[CopyBatch] = pump.lane("sends copies of messages", MOST_IN_FLIGHT, self)
+        self.lane: Lane[CopyBatch] = pump.lane("sends copies of messages", MAX_IN_FLIGHT, self)
         self._outages: dict[tuple[Queue, type[Renew | Split]], Outage] = {}  # each step is atomic
 
     def submit(self, delivery: Delivery, copying: Renew | Split) -> None:
@@ -143,6 +143,6 @@ def settlement_of(sending: Sending, permissions: CopyPermissions) -> Settlement 
     """See `Sending.settlement`; notes that the queue refuses copies. A thread that sends."""
     queue, refusal = sending.delivery.queue, sending.refusal
     refuses_sends = refusal is not None and not isinstance(refusal, DeletesRefusedError)
-    if refuses_sends and isinstance(sending.copying, Renew) and permissions.refuse_sends(queue):
+    if refuses_sends and isinstance(sending.copying, Renew) and permissions.note_sends_refused(queue):
         log_safely(logger.warning, NOT_SENT, queue.name, refusal)
     return sending.settlement()

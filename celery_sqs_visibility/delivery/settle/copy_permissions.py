@@ -53,7 +53,7 @@ class CopyPermissions:
             self._is_recent(self._sends_refused, queue) or self._is_recent(self._deletes_refused, queue)
         )
 
-    def refuse_sends(self, queue: Queue) -> bool:
+    def note_sends_refused(self, queue: Queue) -> bool:
         """The queue has refused a copy; whether for the first time."""
         first = queue.url not in self._sends_refused
         self._sends_refused[queue.url] = self._clock.monotonic()
@@ -64,7 +64,7 @@ class CopyPermissions:
         self._deleted[queue.url] = self._clock.monotonic()
         self._deletes_refused.pop(queue.url, None)
 
-    def refuse_deletes(self, queue: Queue, error: SQSError) -> None:
+    def note_deletes_refused(self, queue: Queue, error: SQSError) -> None:
         """SQS has refused to delete messages of the queue."""
         first = queue.url not in self._deletes_refused
         self._deletes_refused[queue.url] = self._clock.monotonic()
@@ -95,7 +95,7 @@ class CopyPermissions:
             with suppress(ReceiptHandleInvalidError, RequestRefusedError):
                 queue.sqs.delete(queue.url, [NO_HANDLE])
         except AccessDeniedError as error:
-            self.refuse_deletes(queue, error)
+            self.note_deletes_refused(queue, error)
             return False
         self.note_deleted(queue)
         return True

@@ -126,7 +126,9 @@ class Parking:
         receives = delivery.facts.receive_count
         # In a FIFO queue a copy would lose its place in its group.
         wasted = (
-            0 if delivery.queue.fifo else wasted_receives(receives, delivery.parks, wait, timeout, self._lead)
+            0
+            if delivery.queue.fifo
+            else wasted_receives(receives, delivery.parkings, wait, timeout, self._lead)
         )
         return Limits(
             receive_count=receives,

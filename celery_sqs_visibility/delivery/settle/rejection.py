@@ -14,7 +14,7 @@ from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Past
 from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.receive.content import legible
+from celery_sqs_visibility.delivery.receive.content import loggable
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -116,7 +116,7 @@ class Rejection:
         first = self._memory.remember(Past.REJECTED, delivery)
         settlement = self.refusal(delivery, reason, body, others_may=others_may)
         if first:
-            emit(Unreadable(delivery.facts, legible(reason), self._what_follows(delivery.queue, settlement)))
+            emit(Unreadable(delivery.facts, loggable(reason), self._what_follows(delivery.queue, settlement)))
         delivery.settle(settlement)
         return first
 
@@ -134,7 +134,7 @@ class Rejection:
 
     def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
         """Settlement of a message that `refuse` refuses."""
-        facts, reason = delivery.facts, legible(reason)
+        facts, reason = delivery.facts, loggable(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0
         if delivery.queue.fifo and is_permanently_unreadable(
@@ -147,7 +147,7 @@ class Rejection:
 
     def after_an_error(self, delivery: Delivery) -> Settlement:
         """How to settle a failure about which the task says nothing."""
-        retries = max(0, delivery.facts.receive_count - 1 - delivery.parks)
+        retries = max(0, delivery.facts.receive_count - 1 - delivery.parkings)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
             delay = rule.delay(retries, UnreadableError()) if rule else None

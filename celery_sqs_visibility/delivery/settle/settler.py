@@ -27,10 +27,10 @@ from celery_sqs_visibility.policy.clock import Clock
 logger = logging.getLogger(__name__)
 
 #: At 50 ms a request, sixteen at a time settle 3,200 messages a second.
-MOST_IN_FLIGHT: Final = 16
+MAX_IN_FLIGHT: Final = 16
 
 #: SQS has handled a request after this time, though a busy process reads the answer later.
-LONGEST_REQUEST_SECONDS: Final = 0.1
+MAX_REQUEST_SECONDS: Final = 0.1
 
 #: How the log calls each kind of request when it fails, and when it works again.
 ACTIONS: Mapping[type[Settlement], str] = {
@@ -65,7 +65,7 @@ class Settler:
         self._settled = settled
         self._send_letter = send_letter
         self._permissions = permissions
-        self.lane: Lane[SettlementBatch] = pump.lane("settles messages", MOST_IN_FLIGHT, self)
+        self.lane: Lane[SettlementBatch] = pump.lane("settles messages", MAX_IN_FLIGHT, self)
         self._outages: dict[PendingBatch, Outage] = {}  # each step is atomic
 
     def notice(self, now: float) -> None:
@@ -106,7 +106,7 @@ class Settler:
                 self._note_outage(batch.origin, failed, since, some_done=some_done)
             if batch.origin.kind is Delete:
                 self._note_permission(batch, failed, some_done=some_done)
-            self._settled(ended, min(now, since + LONGEST_REQUEST_SECONDS))
+            self._settled(ended, min(now, since + MAX_REQUEST_SECONDS))
             if batch.late:
                 self._settled([(one, TOO_LATE) for one in batch.late], now)
         finally:
@@ -120,7 +120,7 @@ class Settler:
     ) -> None:
         denied = next((error for error in failed.values() if isinstance(error, AccessDeniedError)), None)
         if denied is not None:
-            self._permissions.refuse_deletes(batch.origin.queue, denied)
+            self._permissions.note_deletes_refused(batch.origin.queue, denied)
         elif some_done:
             self._permissions.note_deleted(batch.origin.queue)
 

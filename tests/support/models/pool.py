@@ -125,7 +125,7 @@ class Pool:
         account = self.world.account
         if run.early:
             account.done.update(run.keys)
-            run.delivery.ran()
+            run.delivery.run_ended()
         else:
             account.ending(run, how)
             if ENDS[how](run, self.world) and how.startswith("success"):
@@ -144,7 +144,7 @@ class Pool:
             run.given_up = run.delivery.holder.settle(run.delivery, Lapse(), receipt)
         if run.given_up:
             if run.early:
-                run.delivery.ran()
+                run.delivery.run_ended()
             if run in self.running:  # else it has just ended, too late to settle anything
                 self.running.remove(run)
             self.fill()

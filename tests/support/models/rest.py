@@ -32,9 +32,9 @@ def check_lane(lane, now):
     due, waiting = lane._work.due(now), lane._pump._woken.waiting
     if due is None or not lane.started or not lane.room:
         return
-    assert waiting, f"no thread {lane.does}"
+    assert waiting, f"no thread {lane.duty}"
     until = min(thread.until for thread in waiting)
-    assert until <= max(due, now) + MOMENT, f"nobody has woken the thread that {lane.does}"
+    assert until <= max(due, now) + MOMENT, f"nobody has woken the thread that {lane.duty}"
 
 
 def check_waiters(capacity, world):

@@ -8,7 +8,7 @@ import pytest
 from botocore import exceptions
 from botocore.parsers import ResponseParserError
 
-from celery_sqs_visibility.aws.error_codes import reworded, translate, translate_entry
+from celery_sqs_visibility.aws.error_codes import reword, translate, translate_entry
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     AnswerLostError,
@@ -219,7 +219,7 @@ def test_our_own_errors_pass_unchanged_and_survive_pickling_and_new_words():
     error = ThrottledError("slow down", code="c", action="a")
     assert translate(error, "SendMessage") is error
     pickled = pickle.loads(pickle.dumps(error))
-    other_words = reworded(error, "wait: slow down")
+    other_words = reword(error, "wait: slow down")
     assert (str(pickled), str(other_words)) == ("slow down", "wait: slow down")
     for each in pickled, other_words:
         assert (type(each), each.code, each.action) == (ThrottledError, "c", "a")

@@ -28,7 +28,7 @@ from support.proxy import FaultProxy
 from celery_sqs_visibility.aws.client_factory import Purpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.error_codes import translate
-from celery_sqs_visibility.aws.fast_requests import MOST_MISTAKES, Caller, FastRequests
+from celery_sqs_visibility.aws.fast_requests import MAX_MISTAKES, Caller, FastRequests
 
 DELETE = "DeleteMessageBatch"
 RECEIVE = "ReceiveMessage"
@@ -389,12 +389,12 @@ def test_a_refusal_is_the_clients_who_repeats_a_request_whose_form_may_be_the_re
 ):
     delete()
     server.answer = answer
-    for _ in range(MOST_MISTAKES):
+    for _ in range(MAX_MISTAKES):
         assert said(delete) == said(delete_by_client)
     server.answer = DONE
     delete()
     by_both = [True, False, False] if repeated else [True, False]
-    assert server.fast == [False, *by_both * MOST_MISTAKES, True]
+    assert server.fast == [False, *by_both * MAX_MISTAKES, True]
 
 
 @pytest.mark.parametrize("answer", SUSPICIOUS.values(), ids=SUSPICIOUS)
@@ -407,7 +407,7 @@ def test_where_only_fast_requests_are_refused_there_are_soon_no_more(server, del
     server.answer = fussy
     for _ in range(6):
         assert not delete()["Failed"]
-    assert server.fast == [False, *[True, False] * MOST_MISTAKES, False, False]
+    assert server.fast == [False, *[True, False] * MAX_MISTAKES, False, False]
     (record,) = caplog.records
     assert "from now on" in record.getMessage()
 

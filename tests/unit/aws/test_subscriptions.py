@@ -107,8 +107,8 @@ def test_what_may_be_others_is_left_alone(topic, make, waits, protocol, endpoint
 
 
 def test_a_sweep_looks_for_so_many_queues_at_the_most(sqs, topic, make, waits, monkeypatch):
-    monkeypatch.setattr(topics, "MOST_LOOKS", 2)
-    monkeypatch.setattr(topics, "MOST_PAGES", 3)
+    monkeypatch.setattr(topics, "MAX_LOOKS", 2)
+    monkeypatch.setattr(topics, "MAX_PAGES", 3)
     mine = make(own())
     for _ in range(9):
         make(own(), gone=True)

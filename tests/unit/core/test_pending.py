@@ -15,7 +15,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.pending import (
     GIVE_UP_SECONDS,
     LINGER_SECONDS,
-    MOST_CREDENTIAL_LOOKUPS,
+    MAX_CREDENTIAL_LOOKUPS,
     PendingMessages,
 )
 from celery_sqs_visibility.errors import (
@@ -144,7 +144,7 @@ def test_refused_credentials_are_looked_for_anew_a_few_times(pending):
     while pending.count:
         pending.conclude(pending.take(now, flushing=True), {0: refused}, now)
         now, tries = pending.due() or now, tries + 1
-    assert tries == MOST_CREDENTIAL_LOOKUPS
+    assert tries == MAX_CREDENTIAL_LOOKUPS
     assert pending.failures == [("1", refused)]
 
 

@@ -109,7 +109,7 @@ def test_a_dead_letter_that_sqs_has_moved_had_its_attempts_elsewhere(world, redr
     received_before(redriven, 4)
     (delivery,) = world.deliveries(dead_letters)
     assert (delivery.facts.receive_count, delivery.facts.attempt) == (4, None)
-    assert delivery.parks == 3
+    assert delivery.parkings == 3
 
 
 def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(world, redriven, events):
@@ -219,7 +219,7 @@ def test_parks_are_told_of_what_was_received_for_another_reason(world, queue):
     received_before(queue, 1)
     world.clock.advance(3600)
     (one,) = world.deliveries(queue)
-    assert one.parks == 1
+    assert one.parkings == 1
 
 
 @pytest.mark.parametrize(("name", "becomes"), [("redriven", DeadLettered), ("q", Hidden)])

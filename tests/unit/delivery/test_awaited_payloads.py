@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.held import Past
 from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Renew, Why
 from celery_sqs_visibility.delivery.awaited_payloads import (
-    MOST_FETCHES,
+    MAX_FETCHES,
     SILENCE_SECONDS,
     TRY_SECONDS,
 )
@@ -82,7 +82,7 @@ def flushed(world):
 
 def fetches(world):
     """The lane that fetches: its work is done by the test, where the clock stands still."""
-    return next(each for each in world.consumer._lanes if each.does == "fetches payloads from S3")
+    return next(each for each in world.consumer._lanes if each.duty == "fetches payloads from S3")
 
 
 def test_a_payload_is_removed_after_its_message_and_not_before(world, queue, store):
@@ -305,7 +305,7 @@ def in_progress(world, queue, store, count):
     world.consume(queue)
     threads = fetches(world)
     wait_until(
-        lambda: (world.held(), len(threads.in_progress())) == (count, min(count, MOST_FETCHES)),
+        lambda: (world.held(), len(threads.in_progress())) == (count, min(count, MAX_FETCHES)),
         SOON,
         "the fetches",
     )
@@ -314,20 +314,20 @@ def in_progress(world, queue, store, count):
 def test_while_s3_is_silent_no_message_keeps_its_place_whether_its_fetch_has_begun_or_not(
     world, queue, store
 ):
-    in_progress(world, queue, store, MOST_FETCHES + 2)
+    in_progress(world, queue, store, MAX_FETCHES + 2)
     watch = world.consumer._awaited
     watch.replace_stuck(world.clock.monotonic())
-    assert world.consumer.capacity.held == MOST_FETCHES + 2
+    assert world.consumer.capacity.held == MAX_FETCHES + 2
     world.clock.advance(SILENCE_SECONDS)
     watch.replace_stuck(world.clock.monotonic())
-    assert (world.consumer.capacity.held, len(world.consumer.held())) == (0, MOST_FETCHES + 2)
+    assert (world.consumer.capacity.held, len(world.consumer.held())) == (0, MAX_FETCHES + 2)
     store.gate.set()
-    wait_until(lambda: len(world.buffer) == MOST_FETCHES + 2, SOON, "the payloads")
-    assert world.consumer.capacity.held == MOST_FETCHES + 2
+    wait_until(lambda: len(world.buffer) == MAX_FETCHES + 2, SOON, "the payloads")
+    assert world.consumer.capacity.held == MAX_FETCHES + 2
 
 
 def test_while_one_fetch_gets_on_the_messages_behind_it_keep_their_places(world, queue, store):
-    in_progress(world, queue, store, MOST_FETCHES + 2)
+    in_progress(world, queue, store, MAX_FETCHES + 2)
     world.clock.advance(SILENCE_SECONDS)
     fetches(world).in_progress()[0].seen = world.clock.monotonic()
     world.consumer._awaited.replace_stuck(world.clock.monotonic())
@@ -378,7 +378,7 @@ def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
     (again,) = world.come_back(queue)
     store.gate.set()
     wait_until(lambda: len(world.buffer), SOON, "the payload")
-    assert (again.parks, again.facts.task, again.facts.task_id) == (
+    assert (again.parkings, again.facts.task, again.facts.task_id) == (
         3,
         "proj.add",
         "i\N{REPLACEMENT CHARACTER}d",
@@ -388,6 +388,6 @@ def test_a_message_that_comes_back_knows_its_task_and_its_parks_by_the_payload(
 def test_a_message_that_comes_back_while_it_is_held_is_not_fetched_again_and_keeps_its_parks(
     world, queue, store
 ):
-    held(world, queue, store).parks = 3
+    held(world, queue, store).parkings = 3
     (again,) = world.come_back(queue)
-    assert (again.parks, store.calls) == (3, ["GetObject"])
+    assert (again.parkings, store.calls) == (3, ["GetObject"])

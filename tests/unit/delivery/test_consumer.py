@@ -173,7 +173,7 @@ def test_a_slot_is_taken_from_when_celery_gets_a_message_until_its_run_ends(make
     assert delivery.settle(RELEASE if acknowledged == "given back" else Delete())
     if acknowledged == "early":
         assert world.hand_over() == 0
-        delivery.ran()
+        delivery.run_ended()
     assert world.hand_over() == 1
     assert world.bodies() == ["a", "b"]
 

@@ -446,7 +446,7 @@ def test_copies_are_sent_of_a_message_once(world, queue, events):
 
 def test_the_end_of_a_run_that_never_began_frees_nothing(world, queue):
     (one,) = world.deliveries(queue, "a")
-    world.consumer.holder.ran(one)
+    world.consumer.holder.run_ended(one)
     assert world.held() == 1
 
 

@@ -290,7 +290,7 @@ def test_receives_before_the_eta_that_were_no_parks_are_wasted(receives, wait, w
 
 
 def test_where_clocks_differ_the_first_receive_is_not_wasted():
-    assert wasted_receives(1, parks=0, wait=2 * MAX_PARK_SECONDS, visibility_timeout=120) == 0
+    assert wasted_receives(1, parkings=0, wait=2 * MAX_PARK_SECONDS, visibility_timeout=120) == 0
 
 
 @pytest.mark.parametrize(("wait", "copied"), [(0.9, False), (1, True), (4.9, True), (60, True), (3600, True)])

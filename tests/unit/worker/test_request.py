@@ -103,7 +103,7 @@ def test_a_run_whose_retry_could_not_be_published_comes_back_while_it_has_attemp
     make, holder, monkeypatch, max_retries, receive_count, parks, settled
 ):
     one = make(running=True, max_retries=max_retries, facts={"receive_count": receive_count})
-    one.delivery.parks = parks
+    one.delivery.parkings = parks
     one.on_failure(unpublished_retry(one.task, monkeypatch))
     assert holder.settled == settled
     assert one not in state.active_requests
@@ -150,7 +150,7 @@ def test_the_end_of_a_run_matters_to_its_holder_where_it_was_acknowledged_before
 def test_a_task_knows_its_delivery(app, receive_count, parks, redelivered):
     task = app.task(noop, name="task", shared=False)
     delivery = held_delivery(FakeHolder(max_receive_count=5), receive_count=receive_count, first_received=9.0)
-    delivery.parks = parks
+    delivery.parkings = parks
     one = request(task, delivery)
     assert one.request_dict["delivery_info"]["redelivered"] is redelivered
     assert one.request_dict["sqs"] == {
@@ -172,7 +172,7 @@ def test_a_message_that_another_process_received_before_is_told_with_its_receive
 ):
     caplog.set_level("INFO")
     delivery = held_delivery(FakeHolder(kept=kept), receive_count=receive_count)
-    delivery.parks = parks
+    delivery.parkings = parks
     request(app.task(noop, name="task", shared=False), delivery)
     assert caplog.text.count("Task task[task-id]: receive 3; ") == told
 
@@ -595,7 +595,7 @@ def test_a_revoked_run_is_looked_up_only_where_there_is_something_to_look_at(mak
 def test_the_attempt_of_a_delivery_is_that_of_its_run(app, receive_count, parks):
     task = app.task(noop, name="task", shared=False)
     delivery = held_delivery(FakeHolder(), receive_count=receive_count)
-    delivery.parks = parks
+    delivery.parkings = parks
     one = request(task, delivery)
     assert one.delivery.facts.attempt == one.request_dict["retries"] + 1 == 1
 
@@ -678,7 +678,7 @@ def test_a_rejected_message_comes_back_as_the_policy_of_its_queue_says(
     options = {"acks_late": True, "acks_on_failure_or_timeout": False}
     task = app.task(noop, name=name, shared=False, **options)
     one = request(task, held_delivery(holder, receive_count=receive_count))
-    one.delivery.parks = parks
+    one.delivery.parkings = parks
     one.on_failure(exc_info(exc))
     assert holder.settled == [settled]
 

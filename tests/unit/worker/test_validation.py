@@ -25,7 +25,7 @@ from support.badmessages import BAD, body_of, encoded, envelope, old_body
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.delivery.receive.content import LONGEST_TEXT_CHARACTERS, legible
+from celery_sqs_visibility.delivery.receive.content import MAX_TEXT_CHARACTERS, loggable
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
@@ -163,8 +163,8 @@ ANY_BODY = st.lists(ANY_VALUE, max_size=4) | badmessages.JSON
 @MANY
 @given(data=st.data())
 def test_whatever_it_is_it_runs_or_is_turned_away_with_a_reason_that_sqs_takes(bodies, data):
-    reason = legible(fate(data.draw(bodies)))
-    assert len(reason) <= LONGEST_TEXT_CHARACTERS + 3
+    reason = loggable(fate(data.draw(bodies)))
+    assert len(reason) <= MAX_TEXT_CHARACTERS + 3
     assert all(c in "\t\n\r" or c >= " " for c in reason)
     reason.encode()
 
@@ -309,9 +309,9 @@ def test_a_dead_letter_of_a_body_at_the_size_limit_is_not_larger_than_sqs_takes(
 def test_names_are_told_as_far_as_they_can_be_printed():
     headers = {"task": "a\0b\ud800" + "c" * 10_000, "id": 5}
     opened = decode_message(QUEUE, received(json.dumps(envelope(body_of(), headers=headers))))
-    task, task_id = legible(opened.task), legible(opened.task_id)
+    task, task_id = loggable(opened.task), loggable(opened.task_id)
     assert task.startswith("a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}ccc")
-    assert len(task) <= LONGEST_TEXT_CHARACTERS + 3
+    assert len(task) <= MAX_TEXT_CHARACTERS + 3
     assert task_id is None
 
 

@@ -271,7 +271,7 @@ def test_its_retries_are_its_receives_and_what_messages_before_it_used_up(
 ):
     task = app.tasks[app.task(noop, base=VisibilityTask, name="task", shared=False).name]
     delivery = held_delivery(FakeHolder(), receive_count=receive_count)
-    delivery.parks = parks
+    delivery.parkings = parks
     assert request(task, delivery, retries=published).request_dict["retries"] == retries
     assert task.acks_late
 

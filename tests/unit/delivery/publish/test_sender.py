@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core import pending
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import sender as module
-from celery_sqs_visibility.delivery.publish.sender import MOST_PENDING, MOST_SENDERS, Sender
+from celery_sqs_visibility.delivery.publish.sender import MAX_PENDING, MAX_SENDERS, Sender
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -97,22 +97,22 @@ def test_what_was_never_used_costs_nothing_and_nothing_goes_into_a_closed_sender
 def test_full_batches_leave_at_once_several_at_a_time():
     sqs = GatedSQS()
     queue, sender = sqs_queue(sqs=sqs), Sender()
-    put(sender, queue, *range(10 * MOST_SENDERS + 10))
-    for _ in range(MOST_SENDERS):
+    put(sender, queue, *range(10 * MAX_SENDERS + 10))
+    for _ in range(MAX_SENDERS):
         assert sqs.waiting.acquire(timeout=SOON)
     assert not sqs.waiting.acquire(blocking=False)
     sqs.gate.set()
     sender.close()
-    assert batches(sqs) == [10] * (MOST_SENDERS + 1)
+    assert batches(sqs) == [10] * (MAX_SENDERS + 1)
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "pending_before"), [(None, MOST_PENDING), (10, 2)], ids=["in messages", "in bytes: 9 each"]
+    ("most_bytes", "pending_before"), [(None, MAX_PENDING), (10, 2)], ids=["in messages", "in bytes: 9 each"]
 )
 def test_publishing_waits_where_sqs_takes_less_than_is_published(monkeypatch, most_bytes, pending_before):
     if most_bytes:
         monkeypatch.setattr(pending, "LINGER_SECONDS", 0.0)
-        monkeypatch.setattr(module, "MOST_PENDING_BYTES", most_bytes)
+        monkeypatch.setattr(module, "MAX_PENDING_BYTES", most_bytes)
     sqs = GatedSQS()
     queue, sender = sqs_queue(sqs=sqs), Sender()
     put(sender, queue, *range(pending_before))

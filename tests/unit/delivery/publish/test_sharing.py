@@ -17,7 +17,13 @@ from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.delivery.publish import sharing
-from celery_sqs_visibility.delivery.publish.sharing import FEWEST, Gate, Publication, SharedRequests, Traffic
+from celery_sqs_visibility.delivery.publish.sharing import (
+    MIN_CALLERS,
+    Gate,
+    Publication,
+    SharedRequests,
+    Traffic,
+)
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     AnswerLostError,
@@ -144,12 +150,12 @@ def test_what_comes_while_a_request_is_under_way_goes_together_and_returns_when_
 
 
 def test_enough_callers_wait_for_no_other_request(world):
-    called = world.call("first", *map(str, range(FEWEST)))
+    called = world.call("first", *map(str, range(MIN_CALLERS)))
     world.begin()
     world.begin()
     world.answer(2)
-    assert [each.result(SOON) for each in called] == [None] * (1 + FEWEST)
-    assert sorted(map(len, world.requests())) == [1, FEWEST]
+    assert [each.result(SOON) for each in called] == [None] * (1 + MIN_CALLERS)
+    assert sorted(map(len, world.requests())) == [1, MIN_CALLERS]
 
 
 def test_queues_share_nothing(world):

@@ -9,10 +9,10 @@ from support.clock import FakeClock
 from support.factories import TIMEOUT, every_queue, sqs_queue
 
 from celery_sqs_visibility.core.settlements import Hide
-from celery_sqs_visibility.delivery.receive.content import LONGEST_TEXT_CHARACTERS, DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import MAX_TEXT_CHARACTERS, DecodedMessage
 from celery_sqs_visibility.delivery.receive.decoder import (
-    LONGEST_POLL_SECONDS,
-    LONGEST_TRANSIT_SECONDS,
+    MAX_POLL_SECONDS,
+    MAX_TRANSIT_SECONDS,
     NOT_TAKEN,
     Decoder,
     ReadLater,
@@ -32,7 +32,7 @@ def open_message(_queue, message):
     if message["Body"] == "large":
         raise MemoryError
     if message["Body"] == "its names are not to be shown":
-        return DecodedMessage({}, "a\nb", "i" * (LONGEST_TEXT_CHARACTERS + 1))
+        return DecodedMessage({}, "a\nb", "i" * (MAX_TEXT_CHARACTERS + 1))
     return DecodedMessage({"body": message["Body"]}, "tasks.add", "id-1")
 
 
@@ -126,15 +126,13 @@ def test_the_deadline_counts_from_before_the_answer_but_not_from_before_the_call
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + duration)
     since = delivery.deadline - timeout
     assert 1000 <= since <= 1000 + duration
-    assert since == 1000 or since == pytest.approx(
-        1000 + duration - min(LONGEST_TRANSIT_SECONDS, timeout / 10)
-    )
+    assert since == 1000 or since == pytest.approx(1000 + duration - min(MAX_TRANSIT_SECONDS, timeout / 10))
     assert delivery.horizon == 1000 + VISIBILITY_HORIZON_SECONDS
 
 
 def test_the_deadline_of_an_answer_older_than_a_poll_may_last_counts_from_then(world):
     ((delivery, _, _),) = world.decode(message(), called=1000, returned=1000 + 3600)
-    assert delivery.deadline == 1000 + LONGEST_POLL_SECONDS - LONGEST_TRANSIT_SECONDS + TIMEOUT
+    assert delivery.deadline == 1000 + MAX_POLL_SECONDS - MAX_TRANSIT_SECONDS + TIMEOUT
 
 
 @pytest.mark.parametrize(("stopped_at", "since"), [(1004, 1003), (1000.5, 1000), (1012, 1011)])
@@ -160,4 +158,4 @@ def test_what_cannot_be_a_delivery_does_not_cost_the_others(world, caplog):
 def test_a_delivery_knows_its_task_by_names_that_can_be_logged(world):
     ((delivery, _, _),) = world.decode(message(body="its names are not to be shown"))
     assert delivery.facts.task == "a\N{REPLACEMENT CHARACTER}b"
-    assert delivery.facts.task_id == "i" * LONGEST_TEXT_CHARACTERS + "..."
+    assert delivery.facts.task_id == "i" * MAX_TEXT_CHARACTERS + "..."

@@ -22,7 +22,7 @@ def test_where_deletes_are_refused_now_it_does_not_count_that_one_was_taken_befo
     permissions = CopyPermissions(clock)
     permissions.note_deleted(queue)
     permissions.require_deletes(queue)
-    permissions.refuse_deletes(queue, DENIED)
+    permissions.note_deletes_refused(queue, DENIED)
     with pytest.raises(DeletesRefusedError, match="queue 'q' cannot be deleted"):
         permissions.require_deletes(queue)
     assert "DeleteMessageBatch" not in [action for action, _ in sqs.calls], "SQS has said so"

@@ -171,7 +171,7 @@ def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(on_error
 def test_receives_of_a_message_that_only_waited_are_no_failures():
     world = Rejecting(on_error=DelayList((10, 60)))
     delivery = world.delivery(4)
-    delivery.parks = 3
+    delivery.parkings = 3
     assert world.rejection.after_an_error(delivery) == Hide(10)
 
 
