@@ -251,6 +251,12 @@ def test_the_same_task_is_published_with_the_arguments_changed_and_attempts_anew
     assert (name, tuple(given), options["task_id"], options["retries"]) == ("parts", sent, "a", 0)
 
 
+def test_its_end_is_pickled_on_its_way_to_the_main_process(make_parts, published):
+    ended = trace(make_parts(start=20), sqs=sqs_facts()).info.retval
+    again, arguments = ended.__reduce__()[:2]
+    assert str(again(*arguments)) == str(ended)
+
+
 def test_what_is_to_follow_the_task_and_its_limits_go_along(make_parts, published):
     request = {
         "timelimit": [90, 60],
