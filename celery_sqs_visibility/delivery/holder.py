@@ -130,7 +130,7 @@ class DeliveryHolder:
             return self._held.holds_of(consumer)
 
     def look(self, capacity: Capacity, now: float) -> None:
-        """See `Capacity.look`."""
+        """Let the capacity look at what is held. Twice a second."""
         with self._lock:
             capacity.look(now, self._held.messages.values())
 
@@ -385,7 +385,7 @@ class DeliveryHolder:
             self._removals.submit(pointer.key)
 
     def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """See `settler.SendLetter`."""
+        """Send a dead letter. Raises `LetterRefusedError` if no queue takes it."""
         if not self.dead_letters.send(delivery, letter):
             raise LetterRefusedError("no dead-letter queue takes it")
 
