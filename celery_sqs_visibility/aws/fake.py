@@ -277,6 +277,9 @@ class FakeSQS(SQS):
         action = "StartMessageMoveTask"
         with self._call(action, source=source_arn, destination=destination_arn, per_second=per_second):
             by_arn = {queue.arn: queue for queue in self._queues.values()}
+            for arn in (source_arn, destination_arn):
+                if arn not in by_arn:
+                    raise refused(action, f"There is no queue {arn!r}.", "ResourceNotFoundException")
             redrives = [queue.redrive for queue in by_arn.values()]
             if not any(redrive and redrive.dead_letter_arn == source_arn for redrive in redrives):
                 raise refused(action, "Source queue must be configured as a Dead Letter Queue.")

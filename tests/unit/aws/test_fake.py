@@ -342,6 +342,9 @@ def test_a_move_task_empties_a_dead_letter_queue_that_a_policy_names(sqs):
     sqs.send(dead, OutgoingMessage("x", {"a": {"DataType": "String", "StringValue": "1"}}))
     with pytest.raises(RequestRefusedError, match="Dead Letter Queue"):
         sqs.start_move_task(arn, arn)
+    for arns in ((arn, f"{arn}-missing"), (f"{arn}-missing", arn)):
+        with pytest.raises(RequestRefusedError, match=r"There is no queue '\S+-missing'"):
+            sqs.start_move_task(*arns)
     assert sqs.latest_move_task(arn) is None
     policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})}
     url = sqs.create_queue("source", policy, {})
