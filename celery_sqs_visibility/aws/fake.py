@@ -8,7 +8,7 @@ from collections import defaultdict, deque
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Message, Now
+from celery_sqs_visibility.aws.fake_queue import FakeQueue, LateChange, Now, StoredMessage
 from celery_sqs_visibility.aws.fake_rules import (
     DEFAULTS,
     refused,
@@ -148,7 +148,7 @@ class FakeSQS(SQS):
                     return [as_received(message, options) for message in messages]
                 self._changed.wait(min(left, queue.next_change(now)))
 
-    def _take(self, queue: FakeQueue, limit: int, options: ReceiveOptions, now: Now) -> list[Message]:
+    def _take(self, queue: FakeQueue, limit: int, options: ReceiveOptions, now: Now) -> list[StoredMessage]:
         received, dead = queue.receive(limit, options.visibility_timeout, now, options.attempt_id)
         redrive = queue.redrive
         targets = [q for q in self._queues.values() if redrive and q.arn == redrive.dead_letter_arn]
@@ -343,7 +343,7 @@ def _no_queue(action: str, queue: str) -> QueueDoesNotExistError:
     return QueueDoesNotExistError(sentence, code="NonExistentQueue", action=action)
 
 
-def as_received(message: Message, options: ReceiveOptions) -> ReceivedMessage:
+def as_received(message: StoredMessage, options: ReceiveOptions) -> ReceivedMessage:
     """The message as ReceiveMessage answers it."""
     answer = ReceivedMessage(
         MessageId=message.id,

@@ -53,7 +53,7 @@ class Now(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class StoredMessage:
     """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
 
     `attempt_id` is that of its latest receive, until its visibility is changed; `place` is its queue's, by
@@ -93,14 +93,16 @@ class FakeQueue:
     arn: str
     attributes: dict[str, str]
     tags: dict[str, str] = field(default_factory=dict)
-    _messages: dict[Message, None] = field(default_factory=dict)
+    _messages: dict[StoredMessage, None] = field(default_factory=dict)
     # Heaps of a standard queue. What they have of a message that is gone, or was hidden anew, is passed over.
-    _visible: list[tuple[int, Message]] = field(default_factory=list)  # by place
-    _timed: list[tuple[float, int, Message]] = field(default_factory=list)  # by `visible_at`, then place
+    _visible: list[tuple[int, StoredMessage]] = field(default_factory=list)  # by place
+    _timed: list[tuple[float, int, StoredMessage]] = field(
+        default_factory=list
+    )  # by `visible_at`, then place
     _places: Iterator[int] = field(default_factory=itertools.count)
-    _handles: dict[str, Message] = field(default_factory=dict)
+    _handles: dict[str, StoredMessage] = field(default_factory=dict)
     _recently_sent: dict[tuple[str | None, str], tuple[float, str]] = field(default_factory=dict)
-    _attempts: dict[str, tuple[float, list[Message]]] = field(default_factory=dict)
+    _attempts: dict[str, tuple[float, list[StoredMessage]]] = field(default_factory=dict)
 
     @property
     def fifo(self) -> bool:
@@ -113,7 +115,7 @@ class FakeQueue:
         return parse_redrive_policy(self.attributes)
 
     @property
-    def messages(self) -> list[Message]:
+    def messages(self) -> list[StoredMessage]:
         """All messages, hidden ones included, in the order they were sent."""
         return list(self._messages)
 
@@ -143,7 +145,7 @@ class FakeQueue:
         if delay is None or (self.fifo and delay == 0):
             delay = int(self.attributes.get("DelaySeconds", "0"))
         self._add(
-            Message(
+            StoredMessage(
                 id=new_id,
                 body=message.body,
                 message_attributes=dict(message.attributes),
@@ -156,12 +158,12 @@ class FakeQueue:
         )
         return new_id
 
-    def _add(self, message: Message) -> None:
+    def _add(self, message: StoredMessage) -> None:
         message.place = next(self._places)
         self._messages[message] = None
         self._time(message)
 
-    def _time(self, message: Message) -> None:
+    def _time(self, message: StoredMessage) -> None:
         """It is added, or its `visible_at` was set."""
         if not self.fifo:
             heapq.heappush(self._timed, (message.visible_at, message.place, message))
@@ -173,7 +175,7 @@ class FakeQueue:
 
     def receive(
         self, limit: int, timeout: int | None, now: Now, attempt_id: str | None = None
-    ) -> tuple[list[Message], list[Message]]:
+    ) -> tuple[list[StoredMessage], list[StoredMessage]]:
         """Hand out visible messages and hide them; to the same attempt the same messages once more.
 
         Returns:
@@ -183,7 +185,7 @@ class FakeQueue:
         if attempt_id is None:
             return self._hand_out(limit, seconds, now)
         began, received = self._attempts.get(attempt_id, (now.monotonic, []))
-        dead: list[Message] = []
+        dead: list[StoredMessage] = []
         known = received and now.monotonic - began < ATTEMPT_SECONDS
         # Nobody may have deleted them, changed their visibility or received them since.
         if not (known and all(m in self._messages and m.attempt_id == attempt_id for m in received)):
@@ -194,9 +196,11 @@ class FakeQueue:
         self._attempts[attempt_id] = began, received
         return received, dead
 
-    def _hand_out(self, limit: int, seconds: int, now: Now) -> tuple[list[Message], list[Message]]:
-        received: list[Message] = []
-        dead: list[Message] = []
+    def _hand_out(
+        self, limit: int, seconds: int, now: Now
+    ) -> tuple[list[StoredMessage], list[StoredMessage]]:
+        received: list[StoredMessage] = []
+        dead: list[StoredMessage] = []
         redrive = self.redrive
         available = iter(self._available(now)) if self.fifo else self._first_visible(now)
         while len(received) < limit and (message := next(available, None)) is not None:
@@ -215,7 +219,7 @@ class FakeQueue:
             received.append(message)
         return received, dead
 
-    def _first_visible(self, now: Now) -> Iterator[Message]:
+    def _first_visible(self, now: Now) -> Iterator[StoredMessage]:
         """Messages that a receive hands out of a standard queue, taken out of the heap, each once."""
         while self._timed and self._timed[0][0] <= now.monotonic:
             at, place, message = heapq.heappop(self._timed)
@@ -231,10 +235,10 @@ class FakeQueue:
                     yield message
             before = message
 
-    def _available(self, now: Now) -> list[Message]:
+    def _available(self, now: Now) -> list[StoredMessage]:
         """Messages that a receive may hand out: group by group, none behind a hidden one of its group."""
         closed: set[str] = set()
-        by_group: dict[str | Message, list[Message]] = {}
+        by_group: dict[str | StoredMessage, list[StoredMessage]] = {}
         for message in list(self._messages):
             if self._has_expired(message, now):
                 del self._messages[message]
@@ -244,14 +248,14 @@ class FakeQueue:
                 by_group.setdefault(message.group or message, []).append(message)
         return [message for group in by_group.values() for message in group]
 
-    def _has_expired(self, message: Message, now: Now) -> bool:
+    def _has_expired(self, message: StoredMessage, now: Now) -> bool:
         retention = float(self.attributes.get("MessageRetentionPeriod", DEFAULT_RETENTION_SECONDS))
         return now.monotonic - message.sent_at >= retention
 
-    def _hidden(self, now: Now) -> list[Message]:
+    def _hidden(self, now: Now) -> list[StoredMessage]:
         return [message for message in self._messages if message.visible_at > now.monotonic]
 
-    def add_dead_letter(self, message: Message, source_arn: str, now: Now) -> None:
+    def add_dead_letter(self, message: StoredMessage, source_arn: str, now: Now) -> None:
         """Add a message that its queue, `source_arn`, gave up. Its id, its age and its receives go on."""
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.visible_at = None, now.monotonic
@@ -302,7 +306,7 @@ class FakeQueue:
         message.visible_at, message.attempt_id = now.monotonic + seconds, None
         self._time(message)
 
-    def _message(self, handle: str, action: str) -> Message:
+    def _message(self, handle: str, action: str) -> StoredMessage:
         if handle not in self._handles:
             sentence = f'The input receipt handle "{handle}" is not a valid receipt handle.'
             raise invalid_handle(action, sentence, "ReceiptHandleIsInvalid")
