@@ -95,10 +95,9 @@ class FakeQueue:
     tags: dict[str, str] = field(default_factory=dict)
     _messages: dict[StoredMessage, None] = field(default_factory=dict)
     # Heaps of a standard queue. What they have of a message that is gone, or was hidden anew, is passed over.
-    _visible: list[tuple[int, StoredMessage]] = field(default_factory=list)  # by place
-    _timed: list[tuple[float, int, StoredMessage]] = field(
-        default_factory=list
-    )  # by `visible_at`, then place
+    # The first by place, the second by `visible_at`, then place.
+    _visible: list[tuple[int, StoredMessage]] = field(default_factory=list)
+    _timed: list[tuple[float, int, StoredMessage]] = field(default_factory=list)
     _places: Iterator[int] = field(default_factory=itertools.count)
     _handles: dict[str, StoredMessage] = field(default_factory=dict)
     _recently_sent: dict[tuple[str | None, str], tuple[float, str]] = field(default_factory=dict)

@@ -215,9 +215,8 @@ class Drain:
     def _end_runs(self) -> None:
         """End the runs whose messages were handed back, and those acknowledged early when time is over."""
         runs = self._runs
-        while (
-            left := self._left()
-        ) > 0 and runs.acknowledged_late():  # whose messages are lost, or after an error
+        # Those left have lost their messages, or are there after an error.
+        while (left := self._left()) > 0 and runs.acknowledged_late():
             _sleep(min(left, RECHECK_SECONDS))
         runs.end_acknowledged_late()
         if early := len(runs.acknowledged_early()):

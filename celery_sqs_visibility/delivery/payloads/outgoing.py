@@ -56,9 +56,8 @@ class PayloadStore:
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
-    _told: list[str] = field(
-        default_factory=list, compare=False, repr=False
-    )  # the first key of another prefix
+    #: The first key of another prefix.
+    _told: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
     def readable(self) -> ReadablePayloads:
