@@ -249,7 +249,7 @@ class Capacity:
         self.prefetch_count = 0
         self.slots = slots
         self._turns = turns
-        self.handed = 0
+        self.handed = self._handed_before = 0
         self.loop_late: Callable[[float], float] | None = None
         self._recent_runs = RecentRuns()
         self._places = Taken()
@@ -329,15 +329,17 @@ class Capacity:
     def look(self, now: float, held: Iterable[Delivery]) -> None:
         """Polls that wait in vain keep their capacity no longer.
 
-        Nor do messages that wait in Celery's memory to be collected. Where a queue waits, all counts are made
-        anew: one may be wrong, if memory lacked in the middle of a step. To be called twice a second.
+        Nor do messages that wait in Celery's memory to be collected. If a queue waits and Celery got nothing
+        since the last look, all counts are made anew: one may be wrong, if memory lacked in the middle of a
+        step. To be called twice a second.
 
         Args:
             now: the monotonic instant.
             held: what the process holds.
         """
         self._note_collected(now)
-        if self.waiters:
+        moves, self._handed_before = self.handed != self._handed_before, self.handed
+        if self.waiters and not moves:
             self._asked.recount()
             self._recount([each for each in held if each.has_place])
         for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:

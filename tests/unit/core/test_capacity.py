@@ -13,6 +13,7 @@ from support.clock import FakeClock
 from support.factories import FilledCapacity, capacity
 
 from celery_sqs_visibility.core.capacity import RecentRuns, Waiter
+from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
@@ -161,6 +162,35 @@ def test_a_freed_slot_wakes_one_waiter_and_no_more():
         assert waiters[number].reservation.messages == 1
         assert asked(shared) == 0
     assert woken == [0, 1]
+
+
+@pytest.mark.parametrize("queue", ["q", "q.fifo"])
+def test_a_place_that_no_message_has_is_free_where_nothing_moves(queue):
+    shared, fifo = capacity(2), queue.endswith(".fifo")
+    (held, settled) = shared.hold(2, queue=queue, fifo=fifo)
+    shared.deliveries.remove(settled)  # and its place was not freed, since memory lacked
+    waiter = shared.wait(queue, fifo=fifo)
+    shared.handed += 1
+    shared.look(0.0)
+    assert waiter.reservation is None, "something moves"
+    shared.look(0.5)
+    assert waiter.reservation.messages == 1
+    assert shared.held == 1
+    shared.rest(held, Wait.PAYLOAD)
+    shared.wait("another")
+    shared.look(1.0)
+    shared.resume(held)
+    assert shared.held == 1, "what waits for its payload has no place, and has it again"
+
+
+def test_polls_that_ask_for_nothing_any_more_are_counted_anew():
+    shared = capacity(2)
+    poll, waiter = shared.reserve("q"), shared.wait("q2")
+    assert waiter.reservation is None
+    shared._asked.messages["q"] = shared._asked.expected = 100  # memory lacked as it was counted
+    shared.look(0.0)
+    shared.taken(poll, 0.5)
+    assert waiter.reservation.messages == 2
 
 
 @pytest.mark.parametrize("change", ["prefetch_count", "an empty poll", "the end of a run"])
