@@ -128,8 +128,8 @@ def test_without_the_permission_to_delete_waits_for_a_key_copy_nothing(make_site
     site.proxy.inject(DENIED, "DeleteMessage", "DeleteMessageBatch", queue=site.queue)
     workers = [site.start("exclusive", pool="threads", concurrency=4) for _ in range(2)]
     for _ in range(3):
-        site.app.send_task("exclusive.keyed", ["a", 14])
-    site.diary.wait_for("done", key="a", timeout=120)
+        site.app.send_task("exclusive.keyed", ["held", 14])
+    site.diary.wait_for("done", key="held", timeout=60)
     waits = sum(worker.log.count("waits for") for worker in workers)
     assert waits >= 6
     assert site.kept == 3
@@ -145,10 +145,11 @@ def test_without_any_one_permission_a_queue_has_twice_what_was_published_at_the_
 ):
     site = make_site(coordination_store=redis.url, wait_time_seconds=1, visibility_timeout=3)
     site.create_queue()
+    # Keys that no other test has: all share a Redis, and none runs after a success.
     for _ in range(3):
-        site.app.send_task("exclusive.keyed", ["a", 8])
+        site.app.send_task("exclusive.keyed", [action, 8])
     for _ in range(3):
-        site.app.send_task("exclusive.keyed", ["b"], countdown=3600)
+        site.app.send_task("exclusive.keyed", [f"{action} later"], countdown=3600)
     records = [s3_record(key=f"k{number}") for number in range(30)]
     site.sqs.send_message(QueueUrl=site.url, MessageBody=json.dumps(s3_notification(*records)))
     site.proxy.inject(DENIED, action, f"{action}Batch", queue=site.queue)
@@ -158,7 +159,7 @@ def test_without_any_one_permission_a_queue_has_twice_what_was_published_at_the_
     def seen(_):
         nonlocal most
         most = max(most, site.kept)
-        return len(site.brought()) >= 10 or site.diary.entries("done", key="a")
+        return len(site.brought()) >= 10 or site.diary.entries("done", key=action)
 
     site.proxy.wait_for(seen, timeout=60)
     most = max(most, site.kept)
