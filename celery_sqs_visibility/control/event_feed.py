@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 #: An event waits this long for others. A monitor is that late.
 LINGER_SECONDS: Final = 0.5
 
-#: Bytes of waiting events for one monitor, counting bodies; further events are dropped.
+#: Events wait for one monitor until their bodies have this many bytes; further events are dropped.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
 #: A queue that was seen so recently may be unknown to a part of SQS.
@@ -49,7 +49,7 @@ LIVENESS_CHECKS: Final = 2
 
 
 class Liveness:
-    """Whether the monitor of a queue still receives. The one thread that sends to it.
+    """Whether the monitor of a queue still receives. Only the thread that sends to the queue uses it.
 
     Received messages are not deleted, but hidden until they expire (`ATTRIBUTES` in `control/queues.py`). So
     if messages wait and none is hidden, nobody has received for a minute.

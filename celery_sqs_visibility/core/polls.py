@@ -226,14 +226,14 @@ class QueuePolls:
     def _take_helper(self, now: float) -> Poll | None:
         self._helpers -= 1
         waiter = self._new_waiter(now)
-        if waiter.reservation is not None:
-            try:
-                return self._begin(waiter.reservation, 0, now, helper=True)
-            except BaseException:
+        poll: Poll | None = None
+        try:
+            if waiter.reservation is not None:
+                poll = self._begin(waiter.reservation, 0, now, helper=True)
+        finally:
+            if poll is None:
                 self._capacity.remove_waiter(waiter, now)
-                raise
-        self._capacity.remove_waiter(waiter, now)
-        return None
+        return poll
 
     def _new_waiter(self, now: float) -> Waiter:
         waiter = Waiter(self.queue.name, self.queue.fifo, self._wake)
