@@ -17,7 +17,7 @@ from typing import Final, TextIO
 
 import click
 
-from celery_sqs_visibility.aws.clock_offset import clock_offset
+from celery_sqs_visibility.aws.diagnostics import clock_offset
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, Queue, count
 from celery_sqs_visibility.aws.redrive import parse_redrive_policy

@@ -18,8 +18,7 @@ from celery import Celery, Task
 from celery.exceptions import QueueNotFound
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.clock_offset import clock_offset
-from celery_sqs_visibility.aws.data_keys import may_generate_data_key
+from celery_sqs_visibility.aws.diagnostics import clock_offset, may_generate_data_key
 from celery_sqs_visibility.aws.port import BatchResult, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import (
