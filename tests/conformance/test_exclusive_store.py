@@ -8,7 +8,10 @@ import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import boto3
 import pytest
+import redis
+from support.clock import FakeClock
 from support.exclusive_stores import HANGING_STORES, create_table
 from support.redis_server import RedisServer
 
@@ -18,29 +21,36 @@ from celery_sqs_visibility.policy.exclusive import store_address
 from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
 from celery_sqs_visibility.stores.guarded import open_store
 from celery_sqs_visibility.stores.memory import MemoryStore
-from celery_sqs_visibility.stores.port import Acquired, Processed, Processing, Renewal
-from celery_sqs_visibility.stores.redis import TIMEOUT_SECONDS, RedisStore
+from celery_sqs_visibility.stores.port import RECORD_SECONDS, Acquired, Processed, Processing, Renewal
+from celery_sqs_visibility.stores.redis import PREFIX, TIMEOUT_SECONDS, RedisStore
 
 BRIEF = 0.4
 
 
+SETTINGS = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+
+
 @pytest.fixture(scope="module")
-def redis(tmp_path_factory):
+def redis_server(tmp_path_factory):
     with RedisServer(tmp_path_factory.mktemp("redis")) as server:
-        yield RedisStore(server.url)
+        yield server
 
 
 @pytest.fixture(scope="module")
-def dynamodb(emulator):
-    settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+def redis_store(redis_server):
+    return RedisStore(redis_server.url)
+
+
+@pytest.fixture(scope="module")
+def dynamodb_store(emulator):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL_DYNAMODB", emulator.url)
-        yield DynamoDBStore(create_table(), settings)
+        yield DynamoDBStore(create_table(), SETTINGS)
 
 
 @pytest.fixture(params=["memory", "redis", "dynamodb"])
 def store(request):
-    return MemoryStore() if request.param == "memory" else request.getfixturevalue(request.param)
+    return MemoryStore() if request.param == "memory" else request.getfixturevalue(f"{request.param}_store")
 
 
 @pytest.fixture
@@ -181,11 +191,9 @@ def test_of_ten_that_race_for_a_key_one_has_it(store, key):
     assert outcomes == {Acquired: 1, Processing: 9}
 
 
-@pytest.mark.usefixtures("dynamodb")
+@pytest.mark.usefixtures("dynamodb_store")
 def test_a_table_that_is_not_there_is_to_be_created():
-    store = DynamoDBStore(
-        "missing", ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
-    )
+    store = DynamoDBStore("missing", SETTINGS)
     with pytest.raises(StoreError, match=r"'missing' failed: ResourceNotFoundException.*; create the table"):
         store.acquire("key", "one", 1)
 
@@ -202,8 +210,7 @@ def hanging_store(request, emulator, monkeypatch, tmp_path):
 
 
 def test_a_store_that_hangs_is_waited_for_once_and_does_as_it_was_asked_when_it_goes_on(hanging_store, key):
-    settings = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
-    store = open_store(store_address("coordination_store", hanging_store.url), settings)
+    store = open_store(store_address("coordination_store", hanging_store.url), SETTINGS)
     assert store.acquire(key, "one", 60) == Acquired(None)
     with hanging_store.hang():
         began = time.monotonic()
@@ -213,12 +220,88 @@ def test_a_store_that_hangs_is_waited_for_once_and_does_as_it_was_asked_when_it_
     assert store.release(key, "one")
 
 
-def test_a_store_is_opened_by_its_address(redis, dynamodb):
-    region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
-    stores = [
-        open_store(store_address("coordination_store", url), sqs)
-        for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
-    ]
-    assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]
-    settings = [store._table._settings for store in stores[1:]]
-    assert [(each.region, each.endpoint_url) for each in settings] == [("us-east-1", None), (region, None)]
+WHILE_THE_TEST_RUNS = 100  # seconds
+
+
+class InRedis:
+    """Keys, and for how many seconds their records are kept."""
+
+    def __init__(self, server, store):
+        self.store = store
+        self._client = redis.Redis.from_url(server.url)
+
+    def left(self, key):
+        return self._client.pttl(PREFIX + key) / 1000
+
+    def shorten(self, key):
+        self._client.expire(PREFIX + key, 10)
+
+    def close(self):
+        self._client.close()
+
+
+class InDynamoDB:
+    """The same. Only the table's own time to live removes them."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self._table = create_table()
+        self._client = boto3.client("dynamodb")
+        self.store = DynamoDBStore(self._table, SETTINGS, clock)
+
+    def left(self, key):
+        item = self._client.get_item(TableName=self._table, Key={"key": {"S": key}})["Item"]
+        return float(item["expires"]["N"]) - self._clock.wall()
+
+    def shorten(self, key):
+        self._clock.advance(1000)
+
+    def close(self):
+        self._client.close()
+
+
+@pytest.fixture(params=["redis", "dynamodb"])
+def kept(request, monkeypatch):
+    if request.param == "redis":
+        keys = InRedis(request.getfixturevalue("redis_server"), request.getfixturevalue("redis_store"))
+    else:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_DYNAMODB", request.getfixturevalue("emulator").url)
+        keys = InDynamoDB(FakeClock())
+    yield keys
+    keys.close()
+
+
+def about(seconds):
+    return pytest.approx(seconds, abs=WHILE_THE_TEST_RUNS)
+
+
+def test_the_record_of_a_lease_is_kept_for_as_long_as_sqs_may_keep_its_message_after_that(kept, key):
+    kept.store.acquire(key, "one", 3600)
+    assert kept.left(key) == about(3600 + RECORD_SECONDS)
+
+
+def test_the_record_of_a_claim_is_kept_for_its_time_and_no_longer(kept, key):
+    """Beat makes one for each task that it sends."""
+    assert kept.store.claim(key, 3600)
+    assert kept.left(key) == about(3600)
+
+
+def test_a_renewal_keeps_the_record_for_longer(kept, key):
+    kept.store.acquire(key, "one", 60)
+    kept.shorten(key)
+    assert kept.store.renew([Renewal(key, "one", 3600)]) == [True]
+    assert kept.left(key) == about(3600 + RECORD_SECONDS)
+
+
+def test_the_record_of_a_processed_key_is_kept_for_its_time_to_live(kept, key):
+    kept.store.acquire(key, "one", 60)
+    assert kept.store.finish(key, "one", 7200)
+    assert kept.left(key) == about(7200)
+
+
+@pytest.mark.parametrize("change", ["release", "save"])
+def test_a_key_that_is_released_or_saves_a_checkpoint_is_kept_as_long_as_before(kept, key, change):
+    kept.store.acquire(key, "one", 3600)
+    before = kept.left(key)
+    assert kept.store.release(key, "one") if change == "release" else kept.store.save(key, "one", 1)
+    assert kept.left(key) == pytest.approx(before, abs=WHILE_THE_TEST_RUNS)

@@ -7,20 +7,18 @@ import math
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.clock import FakeClock
 
-from celery_sqs_visibility.aws.breaker import PAUSE_SECONDS, Breaker
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
-from celery_sqs_visibility.aws.object_store import PROBED_KEY, GuardedObjectStore
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    StoreError,
-    StoreUnavailableError,
-    UnavailableError,
+from celery_sqs_visibility.aws.breaker import (
+    MAX_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    STEADY_SECONDS,
+    Breaker,
+    Circuit,
 )
-from celery_sqs_visibility.stores.guarded import GuardedStore
-from celery_sqs_visibility.stores.memory import MemoryStore
-from celery_sqs_visibility.stores.port import Acquired, Renewal
+from celery_sqs_visibility.errors import AccessDeniedError
 
 SILENCE = TimeoutError("no answer in 3 s")
 
@@ -123,83 +121,38 @@ def test_the_log_says_once_that_it_does_not_answer_and_once_that_it_does(caplog)
     ]
 
 
-class Silent(MemoryStore):
-    """Does not answer while it is told so."""
-
-    silent = False
-
-    def release(self, key, owner):
-        self._answer()
-        return super().release(key, owner)
-
-    def acquire(self, *args):
-        self._answer()
-        return super().acquire(*args)
-
-    def _answer(self):
-        if self.silent:
-            raise StoreUnavailableError("no answer")
+def test_where_another_process_had_no_answer_nobody_is_asked_here():
+    one = Dependency(None)
+    one.breaker.unanswered("no answer elsewhere", one.clock.monotonic())
+    with pytest.raises(ValueError, match="no answer elsewhere; it is not asked again"):
+        one.ask()
+    one.threads[0][0]()
+    assert one.ask() == "answer"
 
 
-class Threads:
-    """Threads that run when the test says so, once the time has come for a probe."""
-
-    def __init__(self):
-        self.clock = FakeClock()
-        self.targets = []
-
-    def start(self, target, _name):
-        self.targets.append(target)
-        return threading.current_thread()
-
-    def run(self):
-        self.clock.advance(PAUSE_SECONDS)
-        self.targets.pop()()
-
-
-def test_a_guarded_store_is_as_the_store_until_that_is_silent_and_when_it_has_answered_a_probe():
-    store, threads = Silent(), Threads()
-    guarded = GuardedStore(store, threads.start, threads.clock)
-    assert guarded.acquire("key", "one", 60) == Acquired(None)
-    assert guarded.renew([Renewal("key", "one", 60)]) == [True]
-    assert guarded.save("key", "one", 1)
-    assert guarded.finish("key", "one", 60)
-    store.silent = True
-    with pytest.raises(StoreUnavailableError):
-        guarded.claim("other", 60)
-    with pytest.raises(StoreError, match="not asked again"):
-        guarded.release("key", "one")
-    assert guarded.error == "no answer"
-    store.silent = False
-    threads.run()
-    assert (guarded.error, guarded.claim("other", 60)) == ("", True)
-
-
-def test_a_guarded_store_is_not_asked_where_another_process_had_no_answer():
-    threads = Threads()
-    guarded = GuardedStore(MemoryStore(), threads.start, threads.clock)
-    guarded.unanswered("no answer elsewhere", threads.clock.monotonic())
-    with pytest.raises(StoreError, match="no answer elsewhere; it is not asked again"):
-        guarded.claim("key", 60)
-    threads.run()
-    assert guarded.claim("key", 60)
-
-
-def test_a_guarded_store_is_asked_again_where_another_process_had_an_answer_and_one_thread_probes():
-    threads = Threads()
-    guarded = GuardedStore(MemoryStore(), threads.start, threads.clock)
+def test_a_later_answer_to_another_process_closes_it_and_one_thread_probes():
+    one = Dependency()
     for seconds in (1, 2):
-        threads.clock.advance(seconds)
-        guarded.unanswered("no answer", threads.clock.monotonic())
-        guarded.answered(threads.clock.monotonic() - 0.5)
-        assert guarded.error == "no answer", "that answer came before"
-        guarded.answered(threads.clock.monotonic() + 0.5)
-        assert (guarded.error, guarded.claim(f"key {seconds}", 60)) == ("", True)
-        threads.clock.advance(1)
-    (probe,) = threads.targets
+        one.clock.advance(seconds)
+        one.breaker.unanswered("no answer", one.clock.monotonic())
+        one.breaker.answered(one.clock.monotonic() - 0.5)
+        assert one.breaker.error == "no answer", "that answer came before"
+        one.breaker.answered(one.clock.monotonic() + 0.5)
+        assert (one.breaker.error, one.ask()) == ("", "answer")
+        one.clock.advance(1)
+    ((probe, _name),) = one.threads
     probe()
-    guarded.unanswered("no answer", threads.clock.monotonic())
-    assert len(threads.targets) == 2
+    one.breaker.unanswered("no answer", one.clock.monotonic())
+    assert len(one.threads) == 2
+
+
+def test_who_follows_it_is_told_since_when_requests_are_passed_on():
+    one, told = Dependency(None), []
+    one.breaker.follow(told.append)
+    one.breaker.unanswered("no answer", one.clock.monotonic())
+    one.breaker.follow(told.append)
+    one.threads[0][0]()
+    assert told == [-math.inf, math.inf, math.inf, one.clock.monotonic()]
 
 
 class ClosingLock:
@@ -230,46 +183,61 @@ def test_it_may_be_closed_at_the_moment_at_which_its_thread_begins_to_wait():
     assert len(one.threads) == 2
 
 
-def test_who_follows_a_guarded_store_is_told_since_when_it_answers():
-    threads, told = Threads(), []
-    guarded = GuardedStore(MemoryStore(), threads.start, threads.clock)
-    guarded.follow(told.append)
-    guarded.unanswered("no answer", threads.clock.monotonic())
-    guarded.follow(told.append)
-    threads.run()
-    assert told == [-math.inf, math.inf, math.inf, threads.clock.monotonic()]
+def test_one_request_without_an_answer_opens_it_and_an_answered_probe_closes_it():
+    circuit = Circuit().unanswered(since=7.0, now=10.0)
+    assert (circuit.is_open, circuit.probe_at) == (True, 10.0 + PAUSE_SECONDS)
+    circuit = circuit.probed(14.0, answered=False)
+    assert circuit.probe_at == 14.0 + PAUSE_SECONDS
+    circuit = circuit.probed(15.0, answered=True)
+    assert (circuit.is_open, circuit.closed_at) == (False, 15.0)
 
 
-TIMEOUT = UnavailableError("no answer", code="ReadTimeoutError", action="PutObject")
+def test_a_request_that_was_made_before_the_last_answered_probe_says_nothing():
+    circuit = Circuit().unanswered(since=0.0, now=3.0).probed(4.0, answered=True)
+    assert circuit.unanswered(since=3.9, now=12.0) is circuit
+    assert circuit.unanswered(since=4.0, now=12.0).is_open
 
 
-@pytest.mark.parametrize(
-    ("error", "opens"),
-    [
-        (TIMEOUT, True),
-        (UnavailableError("nobody", code="EndpointConnectionError"), True),
-        (UnavailableError("internal error", code="InternalError"), False),
-        (UnavailableError("it comes too slowly", code="TooSlow"), False),
-        (AccessDeniedError("no"), False),
-    ],
+def test_an_answer_to_another_process_closes_what_was_opened_before_it():
+    circuit = Circuit().unanswered(since=0.0, now=3.0)
+    assert circuit.answered_elsewhere(2.9) is circuit
+    closed = circuit.answered_elsewhere(3.1)
+    assert (closed.is_open, closed.closed_at) == (False, 3.1)
+    assert closed.probed(4.0, answered=False) is closed, "the probe was sent before"
+    assert closed.unanswered(since=3.0, now=6.0) is closed
+
+
+def test_what_answers_probes_alone_is_left_alone_for_longer_each_time_until_it_has_been_steady():
+    circuit, now, pauses = Circuit(), 0.0, []
+    for _ in range(6):
+        circuit = circuit.unanswered(since=now, now=now)
+        pauses.append(circuit.probe_at - now)
+        now = circuit.probe_at
+        circuit = circuit.probed(now, answered=True)
+    assert pauses == [1, 2, 4, 8, 16, MAX_PAUSE_SECONDS]
+    now += STEADY_SECONDS
+    assert circuit.unanswered(since=now, now=now).probe_at == now + PAUSE_SECONDS
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["unanswered", "probe answered", "probe unanswered"]), st.floats(0, 40))
 )
-def test_s3_is_left_alone_after_silence_and_not_after_an_error(error, opens):
-    objects, threads = FakeObjectStore(), Threads()
-    guarded = GuardedObjectStore(objects, threads.start, threads.clock)
-    objects.fail_next("PutObject", error)
-    with pytest.raises(type(error)):
-        guarded.put("a", b"1")
-    assert bool(threads.targets) == opens
-    if opens:
-        with pytest.raises(UnavailableError, match="not asked again") as raised:
-            guarded.get("a", 1)
-        assert (raised.value.code, raised.value.action) == ("CircuitOpen", "GetObject")
-        with pytest.raises(UnavailableError):
-            guarded.delete(["a"])
-        assert objects.calls == ["PutObject"]
-        objects.objects[PROBED_KEY] = b"12"  # whatever it is, that is an answer
-        threads.run()
-    guarded.put("a", b"1")
-    assert guarded.get("a", 1) == b"1"
-    assert guarded.delete(["a"]).failed == {}
-    assert guarded.bucket == objects.bucket
+
+
+@given(EVENTS, st.floats(0, 20))
+def test_open_it_is_probed_soon_and_only_an_answered_probe_closes_it(events, lasted):
+    circuit, now = Circuit(), 100.0
+    for what, seconds in events:
+        now += seconds
+        before = circuit
+        if what == "unanswered":
+            circuit = circuit.unanswered(now - lasted, now)
+            assert circuit.is_open or now - lasted < before.closed_at
+            assert circuit is before or not before.is_open
+        elif circuit.is_open:
+            circuit = circuit.probed(now, answered=what == "probe answered")
+            assert circuit.is_open == (what != "probe answered")
+        if circuit.is_open:
+            assert circuit.probe_at <= now + MAX_PAUSE_SECONDS
+        else:
+            assert circuit.probe_at == math.inf

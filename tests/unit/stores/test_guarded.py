@@ -6,8 +6,11 @@ import threading
 
 import pytest
 
+from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
-from celery_sqs_visibility.stores.guarded import GuardedStore
+from celery_sqs_visibility.policy.exclusive import store_address
+from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
+from celery_sqs_visibility.stores.guarded import GuardedStore, open_store
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import (
     PROBE_SECONDS,
@@ -18,6 +21,7 @@ from celery_sqs_visibility.stores.port import (
     Processed,
     Renewal,
 )
+from celery_sqs_visibility.stores.redis import RedisStore
 
 CALLS = [
     ("acquire", ("key", "one", 60, 3, 7)),
@@ -168,3 +172,14 @@ def test_apps_whose_queues_have_other_prefixes_share_a_store_and_no_key(clock):
     assert again.acquire("key", "two", 60) == Processed()
     assert production.release("key", "one")
     assert production.acquire("key", "two", 60) == Acquired(1)
+
+
+def test_a_store_is_opened_by_its_address():
+    region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
+    stores = [
+        open_store(store_address("coordination_store", url), sqs)
+        for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
+    ]
+    assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]
+    settings = [store._table._settings for store in stores[1:]]
+    assert [(each.region, each.endpoint_url) for each in settings] == [("us-east-1", None), (region, None)]
