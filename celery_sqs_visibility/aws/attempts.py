@@ -1,4 +1,4 @@
-"""Requests that are made again where their error passes."""
+"""Retries of requests whose errors are temporary."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def attempt(
     pauses: Iterable[float],
     wait: Callable[[float], bool] | None = None,
 ) -> T:
-    """Make a request, and after each of these pauses, in seconds, again while it fails so. The thread waits.
+    """Make a request, and repeat it after each pause while it fails with one of `errors`. Blocks.
 
     Args:
         request: makes it.
-        errors: those that pass.
-        pauses: one before each further attempt.
-        wait: lets a pause pass; `True` if the attempts are over. An event's `wait` does.
+        errors: those worth a retry.
+        pauses: seconds before each retry.
+        wait: waits for a pause, and returns `True` to give up, as an event's `wait` does.
 
     Raises:
-        SQSError: another error, or the last attempt's.
+        SQSError: any other error, or the last attempt's.
     """
     wait, left = wait or threading.Event().wait, iter(pauses)
     while True:
@@ -44,7 +44,7 @@ def attempt(
 
 
 def pauses_until(deadline: float, clock: Clock) -> Iterator[float]:
-    """Pauses with jitter, in seconds, until that monotonic instant."""
+    """Yield pauses in seconds, with jitter, until `deadline` on the monotonic clock."""
     for failures in itertools.count(1):
         left = deadline - clock.monotonic()
         if left <= 0:

@@ -32,44 +32,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The clients of the actions that have other needs than `Purpose.SETTLE`'s.
-_PURPOSES: Final = {
-    "CreateQueue": Purpose.PUBLISH,
-    "SendMessage": Purpose.PUBLISH,
-}
-
-#: Codes of errors: a connection without an answer, and a host that cannot be reached.
-_NO_ANSWER: Final = {"ReadTimeoutError", "ConnectTimeoutError"}
-_NO_SUCH_HOST: Final = {"EndpointConnectionError", "ProxyConnectionError"}
-
-#: For how long an endpoint that took a connection counts as reached.
+#: How long an endpoint counts as reachable after it accepted a connection.
 REACHED_SECONDS: Final = 5.0
-
-#: Codes for "there is a queue of that name with other attributes", in both protocols.
-_NAME_IS_TAKEN: Final = {"QueueAlreadyExists", "QueueNameExists"}
 
 
 class BotoSQS(SQS):
-    """SQS over boto3, for one set of settings. Every request is an event, `events.SQSRequest`.
+    """SQS over boto3, for one set of settings. Every request emits `events.SQSRequest`.
 
-    Usable from any thread, and in forked children: clients are made when first needed, one for each
-    purpose and process, and a child never touches its parent's.
+    Safe to use from any thread and after a fork: each process makes a client for each purpose when it first
+    needs one, and never touches its parent's.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        # Written under SESSIONS; read without, a dict's look-up being one step.
+        # Written under SESSIONS, read without it: looking up a key is atomic.
         self._callers: dict[tuple[int, Purpose], Caller] = {}
-        finalize(self, _close, self._callers).atexit = False  # threads may still use it then
-        self._answered = False  # whether SQS has ever answered
-        self._reached = (0, 0.0)  # by which process, until which monotonic instant; replaced whole
+        finalize(self, _close, self._callers).atexit = False  # threads may still use them at exit
+        self._answered = False  # until SQS answers for the first time
+        self._reached = (0, 0.0)  # process id, and the monotonic instant until which it holds; replaced whole
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._settings!r})"
 
     def location(self) -> Location:
-        """Makes a client where there is none: only botocore knows what the settings come to."""
-        action = "GetQueueUrl"  # the first request, for which the client is made soon in any case
+        """Make a client if there is none: only botocore knows the region and endpoint of the settings."""
+        action = "GetQueueUrl"  # usually the first request, which needs this client anyway
         try:
             meta = self._caller(Purpose.SETTLE, action).client.meta
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
@@ -78,7 +65,7 @@ class BotoSQS(SQS):
         return Location(meta.region_name, meta.endpoint_url)
 
     def reach(self) -> None:
-        """See `SQS`. A process looks once in `REACHED_SECONDS`, however many connections it makes."""
+        """Check at most once in `REACHED_SECONDS` per process, however many connections are made."""
         pid, until = self._reached
         if pid == os.getpid() and SYSTEM_CLOCK.monotonic() < until:
             return
@@ -94,10 +81,9 @@ class BotoSQS(SQS):
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
     ) -> list[ReceivedMessage]:
-        """Blocks up to `wait` seconds, and 10 more when the network fails.
+        """Receive. Blocks for up to `wait` seconds, and up to 10 more when the network fails.
 
-        A poll that is cut off may still take messages, which nobody gets until their visibility timeout is
-        over. That is why the answer is waited for so long.
+        An aborted poll may still receive messages, which then stay hidden for their visibility timeout.
         """
         params = _set(
             QueueUrl=queue_url,
@@ -115,7 +101,7 @@ class BotoSQS(SQS):
         for purpose in Purpose:
             caller = self._callers.get((os.getpid(), purpose))
             if caller is not None:
-                caller.close()  # its pool; it stays usable, and so does a connection in use
+                caller.close()  # only idle connections: it stays usable
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         return self._batch("DeleteMessageBatch", queue_url, [{"ReceiptHandle": handle} for handle in handles])
@@ -129,14 +115,20 @@ class BotoSQS(SQS):
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         params = {"QueueUrl": queue_url, **_entry(message)}
-        return self._call("SendMessage", params, _message_id, is_json=not message.attributes)
+        return self._call(
+            "SendMessage",
+            params,
+            lambda answer: str(answer["MessageId"]),
+            Purpose.PUBLISH,
+            is_json=not message.attributes,
+        )
 
     def send_batch(
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         entries = [_entry(message) for message in messages]
         purpose = Purpose.PUBLISH if urgent else Purpose.PUBLISH_BATCH
-        is_json = not any(message.attributes for message in messages)  # which may have bytes
+        is_json = not any(message.attributes for message in messages)  # attributes may have bytes
         return self._batch("SendMessageBatch", queue_url, entries, purpose, is_json=is_json)
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
@@ -146,9 +138,9 @@ class BotoSQS(SQS):
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         params = _set(QueueName=name, Attributes=dict(attributes) or None, tags=dict(tags) or None)
         try:
-            return self._call("CreateQueue", params, _queue_url)
+            return self._call("CreateQueue", params, _queue_url, Purpose.PUBLISH)
         except RequestRefusedError as error:
-            if error.code not in _NAME_IS_TAKEN:
+            if error.code not in {"QueueAlreadyExists", "QueueNameExists"}:  # the codes of both protocols
                 raise
             return self.queue_url(name)
 
@@ -194,7 +186,7 @@ class BotoSQS(SQS):
         return self._call("ListMessageMoveTasks", {"SourceArn": source_arn, "MaxResults": 1}, _latest_task)
 
     def close(self) -> None:
-        """Close this process's connections, in any thread; the next call opens new ones. Idempotent."""
+        """Close this process's connections. The next call opens new ones. Idempotent. Any thread."""
         with SESSIONS:
             callers = {key: self._callers.pop(key) for key in list(self._callers) if key[0] == os.getpid()}
         _close(callers)
@@ -204,7 +196,7 @@ class BotoSQS(SQS):
         action: str,
         queue_url: str,
         entries: Sequence[Mapping[str, Any]],
-        purpose: Purpose | None = None,
+        purpose: Purpose = Purpose.SETTLE,
         *,
         is_json: bool = True,
     ) -> BatchResult:
@@ -218,16 +210,16 @@ class BotoSQS(SQS):
         action: str,
         params: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
-        purpose: Purpose | None = None,
+        purpose: Purpose = Purpose.SETTLE,
         *,
         is_json: bool = True,
     ) -> T:
-        """Make a request and read its answer. Whatever goes wrong in either comes out as an `SQSError`."""
+        """Make a request and read its answer. Any error in either is raised as an `SQSError`."""
         started = SYSTEM_CLOCK.monotonic()
         outcome = "ok"
         caller: Caller | None = None
         try:
-            caller = self._caller(purpose or _PURPOSES.get(action, Purpose.SETTLE), action)
+            caller = self._caller(purpose, action)
             result = read(caller.call(action, params, is_json=is_json))
             self._answered = True
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
@@ -241,14 +233,18 @@ class BotoSQS(SQS):
         return result
 
     def _react(self, error: SQSError, caller: Caller | None) -> SQSError:
-        """Mend the client if it may be the reason for the error; return the error to raise."""
+        """Replace or reset a client that may have caused the error. Returns the error to raise."""
         if isinstance(error, CredentialsRefusedError) and not isinstance(error, ClockSkewError):
-            # Only new clients read rotated credentials. Once for all threads that failed with this one.
+            # Only new clients read rotated credentials. The first thread that failed replaces them.
             if self._settings.renewable and caller in self._callers.values():
                 self.close()
-        elif error.code in _NO_ANSWER and caller is not None:
-            caller.close()  # idle connections in its pool may be dead, too
-        elif error.code in _NO_SUCH_HOST and caller is not None and not self._answered:
+        elif error.code in {"ReadTimeoutError", "ConnectTimeoutError"} and caller is not None:
+            caller.close()  # its idle connections may be dead too
+        elif (
+            error.code in {"EndpointConnectionError", "ProxyConnectionError"}
+            and caller is not None
+            and not self._answered
+        ):
             return unknown_region(caller.client) or error
         return error
 
@@ -264,12 +260,12 @@ class BotoSQS(SQS):
     def _new_caller(self, purpose: Purpose, action: str) -> Caller:
         try:
             return Caller(new_client(self._settings, purpose))
-        except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
+        except (TypeError, ValueError) as exc:  # a bad endpoint, region or option
             raise wrong_settings(exc, action) from None
 
 
 def _close(callers: Mapping[tuple[int, Purpose], Caller]) -> None:
-    """Close this process's connections. Takes no lock: garbage may be collected while any lock is held."""
+    """Close this process's connections. Takes no lock, because a finalizer may run while any lock is held."""
     for (pid, _), caller in callers.items():
         if pid == os.getpid():
             caller.close()
@@ -292,12 +288,8 @@ def _set(**params: Any) -> dict[str, Any]:
 
 
 def _queue_of(params: Mapping[str, Any]) -> str:
-    """SQS's name of the queue that a request is about, or nothing."""
+    """Return the name of a request's queue; empty if it has none."""
     return str(params.get("QueueName") or params.get("QueueUrl", "").rpartition("/")[2])
-
-
-def _message_id(answer: Mapping[str, Any]) -> str:
-    return str(answer["MessageId"])
 
 
 def _queue_url(answer: Mapping[str, Any]) -> str:

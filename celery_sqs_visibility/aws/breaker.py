@@ -1,6 +1,6 @@
-"""Circuit breakers of dependencies (a store, S3): once one request had no answer, nobody waits for another.
+"""Circuit breakers for dependencies (a key store, S3): after one unanswered request, others fail at once.
 
-Instants are monotonic.
+Instants are on the monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Starts a thread of that name; `None`: there is none.
+#: Starts a thread with this name. Returns `None` if it could not be started.
 StartThread = Callable[[Callable[[], None], str], threading.Thread | None]
 
 
 class Breaker:
-    """Passes requests on while they are answered; after one that was not, a thread probes. Any thread.
+    """Passes requests on while they are answered. After one that was not, a thread probes. Any thread.
 
     Args:
         dependency: its name in the log.
-        probe: a request that changes nothing; a refusal is an answer.
-        is_unanswered: whether an exception says that no answer came in time.
-        start: starts the thread that probes.
+        probe: makes a request that changes nothing. A refusal counts as an answer.
+        is_unanswered: tells if an exception means that no answer came in time.
+        start: starts the probing thread.
         clock: the monotonic clock.
         wait: waits for some seconds.
 
     Attributes:
-        error: of the request that had no answer; empty while requests are passed on.
+        error: why requests are refused; empty while they are passed on.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Breaker:
         self._start = start
         self._clock = clock
         self._wait = wait or threading.Event().wait
-        self._lock = threading.Lock()  # guards those below, for writing
+        self._lock = threading.Lock()  # guards writes to everything below
         self._circuit = Circuit()
         self._probing = False
         self._tell: Callable[[float], object] = lambda _answers_since: None
         self.error = ""
 
     def call(self, request: Callable[[], T], refuse: Callable[[str], Exception]) -> T:
-        """Make the request; raise the exception of `refuse` while the dependency does not answer."""
+        """Make the request, or raise `refuse`'s exception while the dependency does not answer."""
         if why := self.error:
             raise refuse(f"{why}; it is not asked again until it answers")
         since = self._clock.monotonic()
@@ -72,7 +72,7 @@ class Breaker:
             raise
 
     def unanswered(self, error: str, since: float) -> None:
-        """Note that a request made at `since`, perhaps by another process, had no answer. Does not wait."""
+        """Note that a request made at `since`, maybe by another process, had no answer. Does not block."""
         with self._lock:
             circuit = self._circuit.unanswered(since, self._clock.monotonic())
             if circuit is self._circuit:
@@ -85,18 +85,18 @@ class Breaker:
         if starts and self._start(self._probe_until_answered, "sqs-probe") is None:
             with self._lock:
                 self._probing = False
-            self._close()  # each request waits, as nobody would notice an answer
+            self._close()  # nobody would notice an answer, so let requests through
 
     def answered(self, at: float) -> None:
-        """Note that a probe of another process was answered at that instant. Does not wait."""
+        """Note that another process's probe was answered at that instant. Does not block."""
         with self._lock:
             self._circuit = self._circuit.answered_elsewhere(at)
             self.error = self.error if self._circuit.is_open else ""
 
     def follow(self, tell: Callable[[float], object]) -> None:
-        """Call `tell`, now and at each change, with the monotonic instant since which requests are passed on.
+        """Call `tell`, now and at each change, with the instant since which requests are passed on.
 
-        It is infinite while they are not. Whichever thread changes it; `tell` may not wait.
+        It is infinite while they are refused. `tell` is called in any thread and must not block.
         """
         with self._lock:
             self._tell = tell
@@ -116,7 +116,7 @@ class Breaker:
         )
 
     def _next_probe_at(self) -> float:
-        """The instant of the next probe; infinite for the end of the probing thread. Others may close it."""
+        """Return the instant of the next probe; infinite if the circuit is closed and the thread may end."""
         with self._lock:
             self._probing = self._circuit.is_open
             return self._circuit.probe_at
@@ -134,25 +134,25 @@ class Breaker:
         return True
 
 
-#: Seconds from a request without an answer to the probe, and from one probe without an answer to the next.
+#: Seconds from an unanswered request or probe to the next probe.
 PAUSE_SECONDS: Final = 1.0
 
-#: A dependency that answers probes and not requests is left alone for longer each time, up to this.
+#: The pause doubles, up to this, for a dependency that answers probes but not requests.
 MAX_PAUSE_SECONDS: Final = 16.0
 
-#: A dependency that has answered for this time has recovered.
+#: A dependency that has answered for this long has recovered.
 STEADY_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
-    """Closed while the dependency answers; while it is open, only the probe asks.
+    """The state of a breaker: closed while the dependency answers, open while only probes ask it.
 
     Attributes:
-        probe_at: when it is probed next; infinite while it is closed.
-        opened_at: when a request without an answer has opened it last.
-        closed_at: when an answered probe has closed it last.
-        relapses: how often it was opened again before the dependency had recovered.
+        probe_at: the next probe; infinite while closed.
+        opened_at: when an unanswered request last opened it.
+        closed_at: when an answered probe last closed it.
+        relapses: how often it was reopened before the dependency had recovered.
     """
 
     probe_at: float = math.inf
@@ -162,13 +162,13 @@ class Circuit:
 
     @property
     def is_open(self) -> bool:
-        """Whether the dependency is only probed."""
+        """Return whether only probes ask the dependency."""
         return self.probe_at < math.inf
 
     def unanswered(self, since: float, now: float) -> Circuit:
-        """A request made at `since` has had no answer by now.
+        """Return the circuit after a request made at `since` that has had no answer by `now`.
 
-        It tells nothing new while the circuit is open, nor if a later probe was answered.
+        Changes nothing if the circuit is open, or if a later probe was answered.
         """
         if self.is_open or since < self.closed_at:
             return self
@@ -177,7 +177,7 @@ class Circuit:
         return replace(self, probe_at=now + pause, opened_at=now, relapses=relapses)
 
     def probed(self, now: float, *, answered: bool) -> Circuit:
-        """The probe of an open circuit has ended: an answer closes it."""
+        """Return the circuit after a probe. An answer closes it."""
         if not self.is_open:  # closed meanwhile: see `answered_elsewhere`
             return self
         if answered:
@@ -185,5 +185,5 @@ class Circuit:
         return replace(self, probe_at=now + PAUSE_SECONDS)
 
     def answered_elsewhere(self, at: float) -> Circuit:
-        """A probe of another process was answered at that instant."""
+        """Return the circuit after another process's probe was answered at that instant."""
         return self.probed(at, answered=True) if at > self.opened_at else self

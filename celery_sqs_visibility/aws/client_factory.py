@@ -1,7 +1,7 @@
-"""Makes boto3's clients.
+"""Creates boto3 clients.
 
-Importing this module is cheap. boto3 takes 0.1 s to import and comes in with the first client: producers
-import the package in processes that may never send anything. Functions therefore import botocore inside.
+boto3 takes 0.1 s to import, and many processes import the package without ever sending anything. So functions
+import boto3 and botocore when the first client is made.
 """
 
 from __future__ import annotations
@@ -36,52 +36,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Where kombu's SQS transport goes when nothing names a region.
+#: The default of kombu's SQS transport, too.
 DEFAULT_REGION: Final = "us-east-1"
 
-#: The Config options that concern the network, and so STS as well.
-NETWORK_OPTIONS: Final = frozenset(
-    {"proxies", "proxies_config", "client_cert", "use_fips_endpoint", "use_dualstack_endpoint"}
-)
-
-#: Connections that a client keeps open; botocore's 10 are fewer than receivers and settlers may need at once.
+#: Connections that a client keeps open. Receivers and settlers may need more than botocore's 10 at once.
 POOL_CONNECTIONS: Final = 64
 
-#: Seconds to establish a connection: enough to repeat the first packet once.
-CONNECT_SECONDS: Final = 3
-
-#: Seconds of silence until the kernel probes a connection, seconds between probes, and the number of probes
-#: without an answer until the connection is dead.
+#: Seconds of silence before the kernel probes a connection, seconds between probes, and the number of
+#: unanswered probes after which the connection is dead.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
 
-#: A poll is short if it waits no longer than this many seconds at SQS.
+#: The longest wait at SQS of a short poll.
 SHORT_WAIT_SECONDS: Final = 1
 
 
 @unique
 class Purpose(Enum):
-    """The use of a client, with the seconds that it waits for an answer and the reason for its retries."""
+    """What a client is used for; the value is its read timeout in seconds. By default nothing is retried."""
 
-    #: Long polls. One attempt: the receiver's loop retries, and knows the error.
+    #: Long polls. The receiver retries.
     RECEIVE = WAIT_TIME_SECONDS + 10
-    #: Short polls. As long polls, but one without an answer is soon over.
+    #: Short polls. The receiver retries.
     SHORT_POLL = SHORT_WAIT_SECONDS + 5
-    #: Deletes, visibility changes, look-ups. One attempt: the settler retries by entry, and needs time for
-    #: another try before a deadline passes.
+    #: Deletes, visibility changes, look-ups. The settler retries each entry, and needs time for that before
+    #: the deadline.
     SETTLE = 4
-    #: Extensions of messages that come back within seconds. One attempt: the heartbeat retries, and a request
-    #: that hangs must leave the time for that.
+    #: Extensions of messages that become visible within seconds. The heartbeat retries, and needs time for
+    #: that if a request hangs.
     EXTEND_SOON = 1.5
-    #: Sending and creating. One attempt: kombu retries, four times by Celery's default, and a caller waits.
+    #: Sending and creating. kombu retries, four times by Celery's default, while the caller waits.
     PUBLISH = 5
-    #: Sending in batches. One attempt: the sender retries by entry. A batch that is cut off is sent twice.
+    #: Sending in batches. The sender retries each entry. A batch that is cut off may be sent twice.
     PUBLISH_BATCH = 10
-    #: Payloads in S3. One attempt: the loops that fetch and remove them retry, as do those that publish.
+    #: Payloads in S3. The code that stores, fetches and removes them retries.
     PAYLOAD = 8
 
     @property
     def read_seconds(self) -> float:
-        """Seconds to wait for an answer."""
+        """Return the read timeout."""
         return float(self.value)
 
 
@@ -94,13 +86,13 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["sns
 @overload
 def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["cloudwatch"]) -> Any: ...
 def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs") -> Any:
-    """Make a client, with a session of its own. The client may be shared by threads, not by processes.
+    """Create a client with its own session. Threads may share the client, processes may not. Any thread.
 
-    The endpoint of the settings is not that of S3 or CloudWatch. Any thread. No request is made, but boto3's
-    search for credentials may ask the instance's metadata service.
+    The endpoint in the settings applies to SQS and SNS only. Makes no request to the service, but boto3 may
+    ask the instance's metadata service for credentials.
 
     Raises:
-        Exception: boto3's, about the settings; `error_codes.translate` knows them.
+        Exception: boto3's, about the settings; see `error_codes.translate`.
     """
     with SESSIONS:
         base = _botocore_session()
@@ -120,7 +112,7 @@ def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs")
 
 
 def open_session(settings: ClientSettings, base: BotocoreSession | None = None) -> tuple[Session, str | None]:
-    """Return a session with the credentials of the settings, and the configured region. Under SESSIONS."""
+    """Return a session with the credentials of the settings, and the configured region. Hold `SESSIONS`."""
     import boto3.session  # noqa: PLC0415
 
     session = boto3.session.Session(
@@ -138,9 +130,9 @@ def open_session(settings: ClientSettings, base: BotocoreSession | None = None) 
 
 
 def unknown_region(client: SQSClient) -> RequestRefusedError | None:
-    """Return an error if botocore does not know the client's region and made up its endpoint from the name.
+    """Return an error if botocore doesn't know the region and built the endpoint from its name.
 
-    A region may be newer than botocore, so ask only where SQS never answered.
+    A region may be newer than botocore, so call this only if SQS has never answered.
     """
     region = client.meta.region_name
     with SESSIONS:
@@ -158,14 +150,14 @@ def unknown_region(client: SQSClient) -> RequestRefusedError | None:
 
 
 def network_options(settings: ClientSettings) -> dict[str, Any]:
-    """Return the Config options about the network, which clients of other services need, too."""
-    options = settings.config_options()
-    return {name: options[name] for name in NETWORK_OPTIONS & options.keys()}
+    """Return the Config options about the network, which apply to clients of all services."""
+    names = {"proxies", "proxies_config", "client_cert", "use_fips_endpoint", "use_dualstack_endpoint"}
+    return {name: value for name, value in settings.config_options().items() if name in names}
 
 
-@functools.cache  # once a process; a pool's child has heard it from its parent
+@functools.cache  # once a process; forked children inherit that
 def _warn_of_default_region() -> None:
-    """Say that the region is a guess. Not for an emulator's endpoint, for which any region is as good."""
+    """Warn that the region is a guess. Emulators take any region, so they need no warning."""
     log_safely(
         logger.warning,
         "no AWS region is configured: queues are looked for in %s, as kombu's SQS transport does; set the "
@@ -176,14 +168,14 @@ def _warn_of_default_region() -> None:
 
 @functools.cache
 def _loader(data_path: str | None) -> Loader:
-    """Return what reads and keeps botocore's descriptions of services."""
+    """Return the cache of botocore's service descriptions."""
     from botocore.loaders import create_loader  # noqa: PLC0415
 
     return create_loader(data_path)
 
 
 def _botocore_session() -> BotocoreSession:
-    """Return a session that shares its loader: later clients then take a tenth of the time to make."""
+    """Return a session with the shared loader, which makes later clients ten times as fast to create."""
     from botocore.session import get_session  # noqa: PLC0415
 
     session = get_session()
@@ -192,9 +184,9 @@ def _botocore_session() -> BotocoreSession:
 
 
 def _keepalive_options() -> list[tuple[int, int, int]]:
-    """Socket options that make the kernel probe the silent connections of long polls; none where it cannot.
+    """Return socket options that make the kernel probe silent connections, as far as the platform has them.
 
-    botocore's `tcp_keepalive` probes after two hours, and has no setting for less.
+    botocore's `tcp_keepalive` alone probes after two hours.
     """
     return [
         (socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -206,34 +198,34 @@ def _keepalive_options() -> list[tuple[int, int, int]]:
 def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:
     """Merge the user's options with ours. Theirs win, except where our own loops depend on a value.
 
-    `app_id` is what the environment or a profile adds to the user agent.
+    `app_id` is the one that the environment or profile sets for the user agent.
     """
     from botocore.config import Config  # noqa: PLC0415
 
     users = settings.config_options()
-    options = {"connect_timeout": CONNECT_SECONDS, "read_timeout": purpose.read_seconds, **users}
+    options = {"connect_timeout": 3, "read_timeout": purpose.read_seconds, **users}
     if purpose is not Purpose.PUBLISH or "retries" not in users:
-        # Not the user's: a hidden second attempt would outlast the deadline that our loops retry against. The
-        # mode, too: "adaptive", which may be set for the whole machine, slows a client down after a throttled
-        # answer, and looks at botocore's own attempts to speed it up again.
+        # A hidden second attempt would outlast the deadline that our loops retry against. "adaptive", which
+        # may be set for the whole machine, slows a client down after a throttled answer, and only botocore's
+        # own retries speed it up again.
         options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
     if purpose is Purpose.RECEIVE:
-        # Not less: a poll cut off by the client still takes messages, and nobody gets them. Not `None`, which
-        # means for ever: threads would hang on connections that died silently.
+        # At least this: a poll that the client aborts still receives messages, and nobody gets them. `None`
+        # would let threads hang on dead connections for ever.
         options["read_timeout"] = max(options["read_timeout"] or 0, purpose.read_seconds)
     if purpose is Purpose.SHORT_POLL:
-        # Not more: while nothing answers, threads that hang accumulate for as long.
+        # At most this: hanging threads accumulate for as long as nothing answers.
         options["read_timeout"] = purpose.read_seconds
     if purpose is Purpose.EXTEND_SOON:
-        # Not more either, or the message comes back before the next try.
+        # At most this, or the message becomes visible before the next attempt.
         options["connect_timeout"] = options["read_timeout"] = purpose.read_seconds
     options["max_pool_connections"] = max(users.get("max_pool_connections") or 0, POOL_CONNECTIONS)
     options["tcp_keepalive"] = True
-    options["parameter_validation"] = False  # costs CPU on every call, and our calls have few shapes
+    options["parameter_validation"] = False  # costs CPU on every call
     agent = f"celery_sqs_visibility/{_version()}"
     options["user_agent_extra"] = " ".join(filter(None, (users.get("user_agent_extra"), agent)))
     if not (app_id or users.keys() & {"user_agent", "user_agent_appid"}):
-        # botocore would put its own together twice a request, which takes a seventh of a request's CPU time.
+        # botocore builds its own twice per request, which takes a seventh of the CPU time.
         options["user_agent"] = f"Boto3/{metadata.version('boto3')}"
     return Config(**options)
 
