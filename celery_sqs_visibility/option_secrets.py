@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from celery.app.utils import HIDDEN_SETTINGS  # type: ignore[attr-defined]
 
-from celery_sqs_visibility.contacts.app import show_settings_by
+from celery_sqs_visibility.contacts.app import replace_settings_filter
 
 MASK: Final = "********"
 
@@ -27,7 +27,7 @@ def mask_settings() -> None:
     Called when the transport or the task class is imported. Celery's error about a broker's URL would show
     a part of a secret with a "/".
     """
-    show_settings_by(without_secrets)
+    replace_settings_filter(without_secrets)
 
 
 def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:

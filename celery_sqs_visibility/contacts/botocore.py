@@ -1,4 +1,4 @@
-"""Contacts with botocore's clients, which are given: this room imports nothing of botocore."""
+"""Contacts with botocore's clients. They are arguments: this room does not import botocore."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 
 def http_session_of(client: Any) -> Any:
-    """The part of a client that makes HTTP requests (`BaseClient._endpoint.http_session`).
+    """Return what makes a client's HTTP requests (`BaseClient._endpoint.http_session`).
 
-    It has connections, TLS, proxies and timeouts. Without it there are no fast requests, and the client makes
-    all (botocore/client.py, botocore/endpoint.py).
+    It has the connections, TLS, proxies and timeouts. Without it there are no fast requests: the client makes
+    all requests (botocore/client.py, botocore/endpoint.py).
     """
     return client._endpoint.http_session
 
 
 def add_socket_options(client: Any, options: list[tuple[int, int, int]]) -> None:
-    """Add options to the sockets that a client is yet to open (botocore/httpsession.py: `_socket_options`).
+    """Add options for sockets that a client opens from now on (botocore/httpsession.py: `_socket_options`).
 
-    botocore has no public setting for them. Where a version has no such list, nothing happens: a connection
-    that died silently is then noticed when an answer is overdue.
+    botocore has no public setting for them. Does nothing if botocore has no such list: a connection that died
+    silently is then noticed only when an answer is overdue.
     """
     session = getattr(getattr(client, "_endpoint", None), "http_session", None)
     theirs = getattr(session, "_socket_options", None)
@@ -29,13 +29,12 @@ def add_socket_options(client: Any, options: list[tuple[int, int, int]]) -> None
 
 
 def registrations_of(client: Any) -> object | None:
-    """An object that is another one after each registration of a listener to a client's events.
+    """Return an object that is replaced whenever a listener to a client's events is registered.
 
-    botocore looks up listeners once an event, in a dict that it replaces (botocore/hooks.py: `_emitter`,
-    `_lookup_cache`). `None` where there is none, and where somebody wants to see the client's own requests,
-    which may be so from any moment on: then there are no fast requests. botocore's method that makes them is
-    a plain function, of a decorator in botocore (botocore/client.py: `_make_api_call`); OpenTelemetry,
-    ddtrace and X-Ray put an object there that wraps it.
+    It is the dict in which botocore caches the listeners of each event (botocore/hooks.py: `_emitter`,
+    `_lookup_cache`). `None` if a tracer wraps the client's own requests, which may happen at any time: then
+    there must be no fast requests. botocore's method is a plain function, made by a decorator in botocore
+    (botocore/client.py: `_make_api_call`); OpenTelemetry, ddtrace and X-Ray wrap it in an object.
     """
     function: Any = getattr(type(client), "_make_api_call", None)
     own = type(function) is FunctionType and function.__globals__.get("__name__", "").startswith("botocore.")
@@ -43,10 +42,10 @@ def registrations_of(client: Any) -> object | None:
 
 
 def is_listened_to(client: Any, action: str) -> bool:
-    """Whether the signing or sending of a client's requests for an action of SQS has listeners.
+    """Return whether anybody listens to the signing or sending of a client's requests for an SQS action.
 
-    botocore has a public way to call listeners, and none to ask for them (botocore/hooks.py: `_handlers`).
-    Without it listeners would not hear of requests that botocore neither signs nor sends.
+    botocore can call its listeners, but has no public way to list them (botocore/hooks.py: `_handlers`).
+    Without this they would not hear of requests that botocore neither signs nor sends.
     """
     search = client.meta.events._emitter._handlers.prefix_search
     return any(search(f"{event}.sqs.{action}") for event in ("before-sign", "before-send"))
@@ -55,9 +54,9 @@ def is_listened_to(client: Any, action: str) -> bool:
 def is_mocked(client: Any, action: str) -> bool:
     """Return whether a client's requests for an action of SQS may be answered before botocore makes them.
 
-    A Stubber (botocore/stub.py) answers at `before-call`, where botocore itself only adds headers
+    A Stubber (botocore/stub.py) answers at `before-call`, where botocore's own listeners only add headers
     (botocore/hooks.py: `_handlers`). Tests also replace the method that makes requests (botocore/client.py:
-    `_make_api_call`) by one of their own; a tracer's wraps it.
+    `_make_api_call`); a tracer's replacement has `__wrapped__`.
     """
     if registrations_of(client) is None and not hasattr(type(client)._make_api_call, "__wrapped__"):
         return True
@@ -66,14 +65,14 @@ def is_mocked(client: Any, action: str) -> bool:
 
 
 class IdleConnections:
-    """Connections of a client's that are open and idle, until the client is closed. Any thread.
+    """A client's open and idle connections, until it is closed. Any thread.
 
-    botocore has them in pools of urllib3, which have no public way to lend one (botocore/httpsession.py:
+    botocore keeps them in urllib3's pools, which have no public way to lend one (botocore/httpsession.py:
     `_manager`, `_proxy_config`; urllib3/connectionpool.py: `pool`, `_put_conn`). Without them there are no
-    fast requests. Where a proxy stands between, none is ever idle.
+    fast requests. Behind a proxy there are none.
 
     Args:
-        session: a client's `http_session_of`.
+        session: the client's `http_session_of`.
         url: the endpoint of all its requests.
     """
 
@@ -87,9 +86,9 @@ class IdleConnections:
         self._pool: Any = None
 
     def take(self) -> Any:
-        """One of them, with `sock`, whose timeout is the client's; `None` where there is none.
+        """Take a connection whose `sock` has the client's timeout. Returns `None` if none is idle.
 
-        None is made here: botocore tells a connection its certificates when it makes a request.
+        Opens none: botocore sets a connection's certificates when it makes a request.
         """
         if self._manager is None:
             return None
@@ -97,7 +96,7 @@ class IdleConnections:
             self._pool = self._manager.connection_from_url(self._url)
         try:
             connection = self._pool.pool.get(block=False)
-        except (Empty, AttributeError):  # all are in use; or the pool is closed
+        except (Empty, AttributeError):  # all are in use, or the pool is closed
             return None
         if connection is not None and connection.sock is not None:
             if not self.is_dropped(connection):
@@ -107,5 +106,5 @@ class IdleConnections:
         return None
 
     def give_back(self, connection: Any) -> None:
-        """Let other requests use a connection. One that is closed is opened again by the client."""
+        """Put a connection back into the pool. If it is closed, the client opens it again."""
         self._pool._put_conn(connection)

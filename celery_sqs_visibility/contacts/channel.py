@@ -1,4 +1,4 @@
-"""Contacts with the messages of kombu's channels, and with the decoders of their bodies."""
+"""Contacts with kombu's messages and with the decoders of their bodies."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, Final, cast
 from kombu.serialization import registry  # type: ignore[attr-defined] # celery-types leaves it out
 from kombu.transport import virtual
 
-#: kombu's decoders by content type, as they are at any time (kombu/serialization.py:
-#: `SerializerRegistry._decoders`). Without them a body might be measured for another decoder than reads it,
-#: and JSON be read by ours where a user has registered another decoder of it.
+#: kombu's own dict of decoders by content type (kombu/serialization.py: `SerializerRegistry._decoders`).
+#: Without it a body might be measured for one decoder and read by another, and our JSON decoder would replace
+#: one that a user has registered.
 DECODERS: Final[dict[str, Any]] = cast("Any", registry)._decoders
 
 
 class LeanMessage(virtual.Message):
-    """A message that its class may make without kombu's two constructors, and settle without kombu's methods.
+    """A message whose subclass may skip kombu's two constructors, and settle it without kombu's methods.
 
-    The constructors (kombu/transport/virtual/base.py: `Message._raw`; kombu/message.py: `Message._state`,
-    `_decoded_cache`) take three times the steps of ours, for each message. Without the state no message could
-    be acknowledged, and one that was turned away could be; without the cache a body would be decoded twice.
+    For each message the constructors take three times as many steps as ours (kombu/transport/virtual/base.py:
+    `Message._raw`; kombu/message.py: `Message._state`, `_decoded_cache`). Without the state a message could
+    not be acknowledged, and a rejected one could. Without the cache a body would be decoded twice.
 
     Attributes:
-        sent: the payload that it was made of.
+        sent: the payload that the message was made from.
     """
 
     sent: dict[str, Any]
@@ -38,11 +38,11 @@ class LeanMessage(virtual.Message):
         self.sent = payload
 
     def note_rejected(self) -> None:
-        """Count as rejected from now on."""
+        """Mark the message as rejected."""
         self._state = "REJECTED"
 
     def decode(self) -> Any:
-        """Return the content of the body, which is decoded once. Raises as `decoded`."""
+        """Return the body's content. Decodes the body once; raises what `decoded` raises."""
         if not self._decoded_cache:
             self._decoded_cache = self.decoded()
         return self._decoded_cache

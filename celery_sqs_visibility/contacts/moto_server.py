@@ -1,12 +1,13 @@
-"""moto's SQS and DynamoDB, mended where workers see what AWS does not do.
+"""moto's SQS and DynamoDB, with fixes for behaviour that AWS does not have.
 
-Its threads hand out a message twice now and then, where polls overlap; here one works at a time.
-Its long polls look for messages that become visible again once a second; here they look twenty times.
-It counts visible messages and then hidden ones; here it counts both at one moment, since what came back
-in between was neither. And it knows what a ReceiveRequestAttemptId is: the same messages, once more.
-DynamoDB looks at the condition of an update and makes the update in one step; moto's threads do both at once.
+- Overlapping polls sometimes receive the same message. Here one thread at a time changes a queue.
+- Long polls look for messages that become visible again once a second. Here they look 20 times a second.
+- Visible and hidden messages are counted one after the other, and a message that becomes visible in between
+  is in neither count. Here the clock stands still while they are counted.
+- ReceiveRequestAttemptId is ignored. Here a repeated id receives the same messages again.
+- DynamoDB's conditional updates are not atomic. Here they are.
 
-This file needs moto alone: the tests' images have a copy of it in place of the program `moto_server`.
+This file imports nothing but moto: the tests' images have a copy of it in place of the program `moto_server`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ CHANGES: Final = (
 )
 
 lock = threading.RLock()
-attempts: dict[Any, Any] = {}  # what was received under each id; tests do not last long enough to forget
+attempts: dict[Any, Any] = {}  # messages by attempt id; kept, since no test lasts long
 models: Any = sqs_models
 clock: Callable[[], float] = models.unix_time_millis
 receive_message: Any = SQSBackend.receive_message
@@ -41,7 +42,7 @@ get_queue_attributes: Any = SQSBackend.get_queue_attributes
 
 
 def receive(self: Any, queue_name: str, count: int, wait: int, *args: Any, **kwargs: Any) -> Any:
-    """As `SQSBackend.receive_message`; each look is one step."""
+    """Do as `SQSBackend.receive_message`, each look atomically."""
     until = time.monotonic() + wait
     attempt = (request.get_json(force=True, silent=True) or {}).get("ReceiveRequestAttemptId")
     while True:
@@ -55,7 +56,7 @@ def receive(self: Any, queue_name: str, count: int, wait: int, *args: Any, **kwa
 
 
 def count(*args: Any, **kwargs: Any) -> Any:
-    """As `SQSBackend.get_queue_attributes`; its clock stands meanwhile."""
+    """Do as `SQSBackend.get_queue_attributes`, while moto's clock stands still."""
     with lock:
         now = clock()
         models.unix_time_millis = lambda: now
@@ -66,7 +67,7 @@ def count(*args: Any, **kwargs: Any) -> Any:
 
 
 def locked(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, one call at a time."""
+    """Return the method with the lock held during each call."""
 
     @wraps(method)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +78,7 @@ def locked(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mend() -> None:
-    """Change moto's classes in this process, which serves them; harmless if that was done."""
+    """Patch moto's classes in this process, which serves them. Idempotent."""
     backend: Any = SQSBackend
     if backend.receive_message is receive:
         return

@@ -1,4 +1,4 @@
-"""Contacts with Celery's pools, and with billiard's processes below them. Main thread, if not said."""
+"""Contacts with Celery's pools and billiard's processes. Main thread, unless a docstring names another."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from billiard.common import EX_SOFTWARE, human_status
 from billiard.exceptions import WorkerLostError
 from billiard.pool import CLOSE
 
-#: What a pool's process does at SIGTERM (billiard/common.py: `_shutdown_cleanup`), which the end of a chord's
-#: member puts off. Without it a SIGTERM might come between the decision to publish the chord's body and that.
+#: A pool process's handler of SIGTERM (billiard/common.py: `_shutdown_cleanup`). The end of a chord's member
+#: defers it. Without it a SIGTERM might come after the decision to publish the chord's body, and prevent it.
 POOLS_HANDLER: Final = cast("Any", common)._shutdown_cleanup
 
-#: Signals that tell a pool's process to end. It ends by that handler with the signal's number as its status,
-#: at a second one by the signal, or with billiard's own status if that is another signal.
+#: Signals that tell a pool's process to end. At the first, the handler exits with the signal's number as
+#: status. The same signal again kills the process; another one makes it exit with billiard's own status.
 ENDING_SIGNALS: Final = [getattr(signal, name, None) for name in ("SIGHUP", "SIGQUIT", "SIGTERM")]
 
 TOLD_TO_END: Final = {
@@ -29,82 +29,82 @@ TOLD_TO_END: Final = {
 
 
 def was_told_to_end(lost: BaseException) -> bool:
-    """Whether a run was lost because its process heeded a signal to end.
+    """Return whether a run was lost because a signal told its process to end.
 
-    The status is in the text alone (billiard/pool.py: `Pool.mark_as_worker_lost`). Without it a run that is
-    ended together with its worker would have failed.
+    Only the exception's text has the status (billiard/pool.py: `Pool.mark_as_worker_lost`). Without it a run
+    that ends together with its worker would count as failed.
     """
     status = str(lost).partition(": ")[2].partition(" Job: ")[0]
     return isinstance(lost, WorkerLostError) and status in TOLD_TO_END
 
 
 def is_told_to_end() -> bool:
-    """Whether this process of a pool was told to end, and has not yet (billiard/common.py).
+    """Return whether this pool process was told to end but still runs (billiard/common.py). The run's thread.
 
-    In the run's thread. Without it an error in the cleanup of a run would be taken for the run's failure.
+    Without it an error in the cleanup of a run would count as the run's failure.
     """
     return bool(cast("Any", common)._should_have_exited[0])
 
 
 def processes_of(pool: Any) -> list[Any] | None:
-    """The processes of a prefork pool; `None` of another, and of one that has not started.
+    """Return a prefork pool's processes; `None` for other pools, and before the start.
 
-    Celery's pool has billiard's in its attribute `_pool`, and that has them in its own (billiard/pool.py:
-    `Pool._pool`). Without them a probe does not notice that a pool has lost its processes.
+    Celery's pool has billiard's in `_pool`, which has its processes in its own `_pool` (billiard/pool.py:
+    `Pool._pool`). Without them a health probe does not notice that a pool has lost its processes.
     """
     children = getattr(getattr(pool, "_pool", None), "_pool", None)
     return list(children) if isinstance(children, list) else None
 
 
 def size_of(pool: Any) -> int:
-    """How many tasks a pool without processes runs at once. Any thread.
+    """Return how many tasks a pool without processes runs at once. Any thread.
 
-    Celery's pools of greenlets have gevent's or eventlet's in their attribute `_pool`
-    (celery/concurrency/gevent.py: `TaskPool.grow`, which until 5.7 leaves `limit` as it is;
-    celery/concurrency/eventlet.py). Without it a pool that has grown would not be given more, and one that
-    has shrunk would hold what it cannot run.
+    Celery's pools of greenlets have gevent's or eventlet's pool in `_pool` (celery/concurrency/gevent.py:
+    `TaskPool.grow`, which before 5.7 does not change `limit`; celery/concurrency/eventlet.py). Without it a
+    pool that has grown would get no more tasks, and one that has shrunk would hold tasks it cannot run.
     """
     size: int | None = getattr(getattr(pool, "_pool", None), "size", None)
     return pool.limit if size is None else size
 
 
-def apply_by(pool: Any, apply: Callable[..., Any]) -> None:
-    """Replace what gives runs to a pool (celery/concurrency/base.py: `BasePool.apply_async`).
+def replace_apply_async(pool: Any, apply: Callable[..., Any]) -> None:
+    """Replace the method that starts runs in a pool (celery/concurrency/base.py: `BasePool.apply_async`).
 
-    Celery binds it in the classes of its requests (celery/worker/request.py: `create_request_cls`). Without
-    ours a run that raises out of Celery's tracer, or cannot be pickled, would never be settled.
+    Celery binds it in its request classes (celery/worker/request.py: `create_request_cls`). Without ours the
+    message of a run that raises out of Celery's tracer, or cannot be pickled, would never be settled.
     """
     pool.apply_async = apply
 
 
-def stop_by(pool: Any, stop: Callable[[], None]) -> None:
-    """Replace what waits for a pool of threads (celery/concurrency/thread.py: `TaskPool.on_stop`).
+def replace_on_stop(pool: Any, stop: Callable[[], None]) -> None:
+    """Replace the method that waits for the runs of a thread pool (`TaskPool.on_stop`).
 
-    Celery waits for all runs. Without it one that cannot be ended would keep the worker.
+    Celery's waits for all (celery/concurrency/thread.py). Without ours a run that cannot be ended would keep
+    the worker alive.
     """
     pool.on_stop = stop
 
 
-def flush_by(pool: Any, flush: Callable[[], None]) -> None:
-    """Replace what a pool forgets at a consumer's end (celery/concurrency/asynpool.py: `AsynPool.flush`).
+def replace_flush(pool: Any, flush: Callable[[], None]) -> None:
+    """Replace the method that forgets a pool's runs when a consumer ends (`AsynPool.flush`).
 
-    Celery forgets runs for the broker to hand them out again, though a process runs what it was sent. Without
-    it the ends of such runs would not be heard, and their messages be held for 12 hours. Before Celery 5.7 it
-    also forgets which processes are busy, and sends them the next runs.
+    Celery expects the broker to redeliver them (celery/concurrency/asynpool.py), but their processes run what
+    they were sent. Without ours nobody would hear of the ends of these runs, and their messages would be held
+    for 12 hours. Before 5.7 Celery also forgets which processes are busy, and sends them the next runs.
     """
     pool.flush = flush
 
 
 def hear_ended_runs_first(pool: Any) -> None:
-    """Hear at once of a run that ends while a closed pool waits for its last ones. Harmless if repeated.
+    """Learn at once of a run that ends while a closed pool waits for its last runs. Idempotent.
 
-    Celery asks one process after the other, and sleeps half a second at each that has nothing to say
-    (celery/concurrency/asynpool.py: `ResultHandler.on_stop_not_started`, `_flush_outqueue`). Without it a run
-    among sixteen processes might end seven seconds before the shutdown timeout, and yet be given back.
+    Celery asks one process after the other, and sleeps half a second for each that has no result
+    (celery/concurrency/asynpool.py: `ResultHandler.on_stop_not_started`, `_flush_outqueue`). Without this one
+    of sixteen runs might end seven seconds before the shutdown timeout, and still be given back.
     """
     results: Any = getattr(pool._pool, "_result_handler", None)
     flush = getattr(results, "_flush_outqueue", None)
-    if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
+    if flush is None or hasattr(flush, "__wrapped__"):  # without an event loop there is none
         return
     gone: set[int] = set()
 
@@ -130,31 +130,31 @@ class Jobs:
     """The runs that a prefork pool waits for: billiard's jobs, by number.
 
     billiard/pool.py: `Pool._cache`, `ApplyResult`; billiard/process.py: `_is_alive`. Without them a run that
-    Celery forgets, or could not pickle, would not be found: see `flush_by`.
+    Celery forgets (`replace_flush`) or cannot pickle would not be found.
 
     Args:
-        pool: has an event loop (celery/concurrency/asynpool.py: `AsynPool`), and has started.
+        pool: a started pool with an event loop (celery/concurrency/asynpool.py: `AsynPool`).
     """
 
     def __init__(self, pool: Any) -> None:
         self._processes = pool._pool
 
     def copy(self) -> dict[int, Any]:
-        """All jobs."""
+        """Return all jobs."""
         return dict(self._processes._cache)
 
     def finish_sending(self, job: Any) -> None:
-        """Send a job to its process that is half sent (`_writer`, `_active_writers`, `_flush_writer`)."""
+        """Send the rest of a job to its process, if a part is sent (`_active_writers`, `_flush_writer`)."""
         writer = getattr(job, "_writer", lambda: None)()
         if writer is not None and writer in self._processes._active_writers:
             self._processes._flush_writer(job._write_to, writer)
 
     def take_unsent(self) -> list[Any]:
-        """Remove the jobs that no process was sent (`AsynPool.outbound_buffer`). Returns them.
+        """Remove and return the jobs that were not sent to a process (`AsynPool.outbound_buffer`).
 
-        A job that an ended process left unread stays: the pool closes the pipe that holds it, so that the
-        process's successor does not read it, and sends it again (`Pool.maintain_pool`). A closed pool starts
-        no successors and only joins ended processes (`_join_exited_workers`): their jobs are removed, too.
+        A job that a dead process left unread stays: the pool closes its pipe, so that the next process does
+        not read it, and sends it again (`Pool.maintain_pool`). A closed pool starts no processes, and only
+        joins dead ones (`_join_exited_workers`): the jobs that these left unread are removed, too.
         """
         if self._processes._state == CLOSE:
             self._processes._join_exited_workers()
@@ -167,16 +167,17 @@ class Jobs:
 
 
 def was_accepted(job: Any) -> bool:
-    """Whether a process has said that it runs the job (billiard/pool.py: `ApplyResult._accepted`).
+    """Return whether a process has reported that it runs the job (billiard/pool.py: `ApplyResult._accepted`).
 
-    Without it a run that was lost would be taken for one that never began.
+    Without it a lost run would count as one that never began.
     """
     return bool(job._accepted)
 
 
 def request_of(job: Any) -> Any:
-    """The request whose run the job is, by its callback (billiard/pool.py: `ApplyResult._accept_callback`).
+    """Return the request whose run the job is; `None` if it has none.
 
-    `None` of any other run. Without it a message whose run was forgotten could not be given back.
+    It is found by its callback (billiard/pool.py: `ApplyResult._accept_callback`). Without it the message of
+    a forgotten run could not be given back.
     """
     return getattr(getattr(job, "_accept_callback", None), "__self__", None)

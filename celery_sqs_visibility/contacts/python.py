@@ -1,4 +1,4 @@
-"""Contacts with Python's own threads and its end, where its library has no public names."""
+"""Contacts with Python's threads, exit hooks and codecs, where they have no public names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any, cast
 class BoundedStart(threading.Event):
     """Bounds the time that `Thread.start` waits for the new thread (threading.py: `Thread._started`).
 
-    Without it a thread that meets a MemoryError before its first line (CPython's issue 140746) blocks, for
-    ever, whoever starts it, with all that is locked.
+    Without it a thread that runs out of memory before its first line (CPython's issue 140746) blocks the
+    thread that starts it forever, and every lock that this one holds.
 
     Args:
-        thread: is not started yet.
+        thread: a thread that is not started yet.
         seconds: how long `start` waits.
+
+    Attributes:
+        expired: whether the latest wait ended without the thread.
     """
 
     expired = False
@@ -27,40 +30,40 @@ class BoundedStart(threading.Event):
         cast("Any", thread)._started = self
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the thread, no longer than that."""
+        """Wait for the thread, for `timeout` or the bounded number of seconds."""
         begun = super().wait(self._seconds if timeout is None else timeout)
         self.expired = not begun
         return begun
 
 
 def call_before_threads_are_joined(hook: Callable[[], object]) -> None:
-    """Call it at the interpreter's end, before the hooks that are there (threading.py: `_register_atexit`).
+    """Call a hook at the interpreter's exit, before earlier hooks (threading.py: `_register_atexit`).
 
     `concurrent.futures` joins its threads in such a hook. Without ours a run that cannot be ended would keep
-    the process.
+    the process alive.
     """
     cast("Any", threading)._register_atexit(hook)
 
 
 def call_exit_hooks() -> None:
-    """Call what is registered with `atexit`, as Python would (`atexit._run_exitfuncs`).
+    """Call the functions registered with `atexit`, as Python does (`atexit._run_exitfuncs`).
 
-    Without it a process that is ended beside its threads would leave out exit hooks of the user's.
+    Without it a process that ends while threads still run would skip the user's exit hooks.
     """
     cast("Any", atexit)._run_exitfuncs()
 
 
 def threads_of(executor: Any) -> list[threading.Thread]:
-    """The threads of a `ThreadPoolExecutor` (concurrent/futures/thread.py: `_threads`).
+    """Return a `ThreadPoolExecutor`'s threads (concurrent/futures/thread.py: `_threads`).
 
-    Without them a pool of threads would be left while tasks still run, or never.
+    Without them a worker would leave its thread pool while tasks still run, or never.
     """
     return list(executor._threads)
 
 
 def decodes_to_text(codec: Any) -> bool:
-    """Whether a codec makes text of bytes, as `bytes.decode` asks (codecs.py: `CodecInfo._is_text_encoding`).
+    """Return whether a codec decodes bytes to text (codecs.py: `CodecInfo._is_text_encoding`).
 
-    Without it a message could name "zlib" as the encoding of its text, and be a bomb.
+    `bytes.decode` asks the same. Without it a message could name "zlib" as its encoding, and be a bomb.
     """
     return bool(codec._is_text_encoding)

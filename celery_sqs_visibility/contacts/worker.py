@@ -1,7 +1,7 @@
-"""Contacts with Celery's workers: their requests, consumers and signal handlers. Main thread, if not said.
+"""Contacts with Celery's workers: requests, consumers, signal handlers. Main thread, unless noted.
 
-A function that replaces a method returns Celery's own if ours is to call it. Methods are replaced on one
-object, never on a class: other workers and apps of the process stay Celery's.
+A function that replaces a method returns Celery's own if ours calls it. It replaces the method of an object,
+never of a class, so that other workers and apps of the process keep Celery's.
 """
 
 from __future__ import annotations
@@ -21,63 +21,63 @@ if TYPE_CHECKING:
 _slots = cast("Any", Request)
 
 #: Celery's names of its signal handlers (celery/apps/worker.py: `_shutdown_handler`). Without them a cold
-#: shutdown would run inside a signal's handler, where it may hang, and the first Ctrl-C would be a failure.
+#: shutdown would run in a signal handler, where it may hang, and the first Ctrl-C would count as a failure.
 COLD_HANDLER: Final = "worker_Cold"
 WARM_HANDLER: Final = "worker_Warm"
 
-#: Celery's name of its handler of SIGHUP (celery/apps/worker.py: `install_worker_restart_handler`). Without
-#: it a worker that was started by `python -m celery` could not be restarted.
+#: Celery's name of its SIGHUP handler (celery/apps/worker.py: `install_worker_restart_handler`). Without it a
+#: worker started by `python -m celery` could not be restarted.
 RESTART_HANDLER: Final = "restart_worker_sig_handler"
 
 
 class CeleryRequest(Request):
     """Celery's request, with public names for what its subclasses need (celery/worker/request.py: `Request`).
 
-    Celery's stubs leave out all of it. Any thread.
+    Celery's stubs have none of them. Any thread.
     """
 
     acknowledged: bool
 
-    #: The slot `_request_dict` itself, in place of Celery's property, which would be a call for each message.
-    #: A task is told its delivery in it.
+    #: The slot `_request_dict` instead of Celery's property, which would cost a call for each message. It
+    #: tells a task its delivery.
     request_dict: dict[str, Any] = _slots._request_dict
 
-    #: Likewise the slot `_eta`: when Celery's timer is to let it run.
+    #: Likewise the slot `_eta`: when Celery's timer lets the task run.
     eta: datetime | None = _slots._eta
 
-    #: The request as the task sees it, as `self.request`; Celery makes it of the message when it is first
-    #: needed (`_context`). Without it a run that is lost could not be reported.
+    #: The task's `self.request`, made from the message on first use (`_context`). Without it a lost run could
+    #: not be reported.
     context = property(attrgetter("_context"))
 
-    #: Whether it was revoked, and Celery has said so (`_already_revoked`): without it a revoked run whose
-    #: process is gone would come back.
+    #: True once Celery has announced the revocation (`_already_revoked`). Without it a revoked run whose
+    #: process has died would come back.
     already_revoked = property(attrgetter("_already_revoked"))
 
-    #: Whether its run is killed for another reason than a revocation (`_already_cancelled`). Without it
-    #: Celery takes the end of its process for a revocation, and deletes the message.
+    #: True if the run is killed, but not because of a revocation (`_already_cancelled`). Without it Celery
+    #: takes the death of its process for a revocation, and deletes the message.
     already_cancelled = property(attrgetter("_already_cancelled"))
 
-    def say_cancelled(self) -> None:
-        """Say, before the run is killed, that it is not revoked: Celery says so too late."""
+    def mark_cancelled(self) -> None:
+        """Mark the run as cancelled, not revoked, before it is killed: Celery does so too late."""
         self._already_cancelled = True
 
     def success_was_stored(self) -> bool:
-        """Whether the child was lost after it had stored its success (`_success_was_stored`, Celery 5.7).
+        """Return whether the child died after it had stored its success (`_success_was_stored`, Celery 5.7).
 
-        Asks the result backend. Without it such a run would be run again.
+        Asks the result backend. Without it such a run would be repeated.
         """
         stored = getattr(self, "_success_was_stored", None)
         return bool(stored and stored())
 
 
 class Connecting:
-    """Takes the place of `Consumer.connect` (celery/worker/consumer/consumer.py), once for each consumer.
+    """A replacement of `Consumer.connect` (celery/worker/consumer/consumer.py), with hooks.
 
-    The step `Connection.start` calls it (celery/worker/consumer/connection.py).
-    Without it a worker would receive before its queues are there, and answer no probe while it waits.
+    The step `Connection.start` calls it (celery/worker/consumer/connection.py). Without it a worker would
+    receive before its queues exist, and answer no probe while it waits for them.
 
     Attributes:
-        before: called, in this order, whenever the consumer is about to connect.
+        before: called in this order, whenever the consumer is about to connect.
         after: called with the connection.
     """
 
@@ -88,7 +88,6 @@ class Connecting:
         consumer.connect = self
 
     def __call__(self) -> Any:
-        """Connect."""
         for act in self.before:
             act()
         connection = self._connect()
@@ -98,7 +97,7 @@ class Connecting:
 
 
 def connecting(consumer: Any) -> Connecting:
-    """The one `Connecting` of a consumer."""
+    """Return the consumer's `Connecting`. Installs it at the first call."""
     there = consumer.connect
     return there if isinstance(there, Connecting) else Connecting(consumer)
 
@@ -106,17 +105,17 @@ def connecting(consumer: Any) -> Connecting:
 def call_at_close(consumer: Any, act: Callable[[], None]) -> None:
     """Call `act` when the worker begins to stop.
 
-    Celery calls a consumer's `close` (celery/worker/worker.py: `WorkController.signal_consumer_close`), and
-    its own consumer has none. Without this a worker that stops without a signal, as at SIGHUP, would not
-    drain.
+    Celery calls the consumer's `close` (celery/worker/worker.py: `WorkController.signal_consumer_close`), but
+    its own consumer has none. Without this a worker that stops without a shutdown signal, for example at
+    SIGHUP, would not drain.
     """
     consumer.close = act
 
 
-def refuse_by(consumer: Any, ours: Any) -> None:
-    """Refuse bad messages by the methods of `ours`, which have the names of Celery's.
+def replace_refusals(consumer: Any, ours: Any) -> None:
+    """Replace the methods that refuse bad messages by the methods of `ours` with the same names.
 
-    celery/worker/consumer/consumer.py. Without it Celery would delete these messages.
+    celery/worker/consumer/consumer.py. Without them Celery would delete these messages.
     """
     consumer.on_unknown_message = ours.on_unknown_message
     consumer.on_unknown_task = ours.on_unknown_task
@@ -125,10 +124,10 @@ def refuse_by(consumer: Any, ours: Any) -> None:
 
 
 def wrap_message_handler(consumer: Any, wrap: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> None:
-    """Wrap the handler of messages that an event loop makes anew at each of its starts.
+    """Wrap the message handler, which the event loop creates each time it starts.
 
     celery/worker/consumer/consumer.py: `create_task_handler`; celery/worker/loops.py. Without it Celery would
-    see messages over which it stumbles: one may cost the pool a slot, or end the worker.
+    get messages that it cannot handle: one may cost the pool a slot, or end the worker.
     """
     create = consumer.create_task_handler
 
@@ -139,21 +138,21 @@ def wrap_message_handler(consumer: Any, wrap: Callable[[Callable[[Any], Any]], C
     consumer.create_task_handler = create_wrapped
 
 
-def update_strategies_by(consumer: Any, update: Callable[[], None]) -> Callable[[], None]:
-    """Replace the method that learns of tasks (celery/worker/consumer/consumer.py: `update_strategies`).
+def replace_update_strategies(consumer: Any, update: Callable[[], None]) -> Callable[[], None]:
+    """Replace the method that learns of new tasks (celery/worker/consumer/consumer.py: `update_strategies`).
 
-    Celery calls it at each of its connections and at `pool_restart`. Without this the messages of a task that
-    is registered after the start would not be settled by the ends of their runs.
+    Celery calls it when it connects, and at `pool_restart`. Without this the runs of a task that is
+    registered after the start would not settle their messages.
     """
     theirs: Callable[[], None] = consumer.update_strategies
     consumer.update_strategies = update
     return theirs
 
 
-def add_queues_by(consumer: Any, add: Callable[..., None]) -> Callable[..., None]:
-    """Replace the method that adds a queue while the worker runs (`Consumer.add_task_queue`).
+def replace_add_task_queue(consumer: Any, add: Callable[..., None]) -> Callable[..., None]:
+    """Replace the method that adds a queue to a running worker (`Consumer.add_task_queue`).
 
-    Celery's event loop calls it (celery/worker/control.py: `add_consumer`). Without this an error about the
+    Celery's event loop calls it (celery/worker/control.py: `add_consumer`). Without this an error of the
     queue would end the worker.
     """
     theirs: Callable[..., None] = consumer.add_task_queue
@@ -162,10 +161,10 @@ def add_queues_by(consumer: Any, add: Callable[..., None]) -> Callable[..., None
 
 
 class RateMethods(NamedTuple):
-    """Celery's methods by which tasks wait for their rate.
+    """Celery's methods that make tasks wait for their rate limit.
 
-    The first two take a request, its bucket and its tokens: it has arrived, or its ETA has come. The third
-    takes a request whose turn has come.
+    The first two take a request, its bucket and its tokens: one when it arrives, the other at its ETA. The
+    third takes a request that may run now.
     """
 
     limit_task: Callable[[Any, Any, int], Any]
@@ -173,12 +172,12 @@ class RateMethods(NamedTuple):
     move_to_pool: Callable[[Any], None]
 
 
-def limit_by(consumer: Any, ours: Any) -> RateMethods:
-    """Let tasks wait for their rate by the methods of `ours`, which have the names of `RateMethods`.
+def replace_rate_limits(consumer: Any, ours: Any) -> RateMethods:
+    """Replace the methods that apply rate limits by those of `ours`, which are named as in `RateMethods`.
 
-    celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_eta`, `_limit_move_to_pool`. Celery's own
-    hold each task in the worker's memory until its turn. Without ours a few tasks whose turns are far away
-    would take all places of the worker, and it would receive nothing else.
+    celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_eta`, `_limit_move_to_pool`. Celery's hold
+    each task in memory until it may run. Without ours a few tasks that may not run for long would fill the
+    worker, and it would receive nothing else.
     """
     theirs = RateMethods(consumer._limit_task, consumer._limit_post_eta, consumer._limit_move_to_pool)
     consumer._limit_task = ours.limit_task
@@ -187,11 +186,11 @@ def limit_by(consumer: Any, ours: Any) -> RateMethods:
     return theirs
 
 
-def apply_etas_by(consumer: Any, apply: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Replace what a timer calls when a task's ETA has come: `apply_eta_task`.
+def replace_apply_eta_task(consumer: Any, apply: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Replace the method that a timer calls at a task's ETA (`Consumer.apply_eta_task`).
 
-    celery/worker/consumer/consumer.py. Without it a task whose ETA has come would take no slot, and the
-    worker would receive a message too many.
+    celery/worker/consumer/consumer.py. Without ours such a task would take no slot, and the worker would
+    receive one message too many.
     """
     theirs: Callable[[Any], None] = consumer.apply_eta_task
     consumer.apply_eta_task = apply
@@ -201,36 +200,32 @@ def apply_etas_by(consumer: Any, apply: Callable[[Any], None]) -> Callable[[Any]
 def keep_prefetch_count(consumer: Any) -> None:
     """Keep the prefetch count after a lost connection (`Consumer.on_connection_error_after_connected`).
 
-    Before 5.7 Celery lowers it by the tasks that still run, and raises it again when it acknowledges tasks of
-    the new connection. Our requests acknowledge theirs themselves: without this it would stay low.
+    Before 5.7 Celery lowers it by the number of running tasks, and raises it when it acknowledges tasks of
+    the new connection. Our requests acknowledge their own, so without this it would stay low.
     """
     consumer.app.conf.worker_enable_prefetch_count_reduction = False
 
 
-def hand_over_by(consumer: Any, hand_over: Callable[[Any], None]) -> Callable[[], None]:
-    """Let `hand_over` give requests to the pool, each once it has a slot; returns what frees a slot.
+def replace_task_handover(consumer: Any, hand_over: Callable[[Any], None]) -> Callable[[], None]:
+    """Let `hand_over` pass requests to the pool, each as soon as it has a slot. Returns what frees a slot.
 
-    In place of `WorkController._process_task` (celery/worker/worker.py, celery/worker/components.py:
-    `Pool.create`), which a consumer is made with. Celery frees the slots of revoked runs only: without this a
-    worker would lose the slot of each run that cannot be handed over, and in the end run nothing.
+    Replaces the consumer's `WorkController._process_task` (celery/worker/worker.py,
+    celery/worker/components.py: `Pool.create`). Celery only frees the slots of revoked runs. Without this
+    each run that cannot be handed over would cost the worker a slot, until it has none.
     """
     worker = consumer.controller
     semaphore: LaxBoundedSemaphore | None = worker.semaphore
     if semaphore is None or not (worker.pool_putlocks and consumer.pool.uses_semaphore):
         consumer.on_task_request = hand_over
-        return _nothing
+        return lambda: None  # there are no slots
     consumer.on_task_request = partial(semaphore.acquire, hand_over)
     return semaphore.release
 
 
-def _nothing() -> None:
-    """Free no slot: there are none."""
+def replace_handle_call(node: Any, handle: Callable[[str, Any], Any]) -> None:
+    """Replace the method that answers control commands (kombu/pidbox.py: `Node.handle_call`).
 
-
-def answer_by(node: Any, handle: Callable[[str, Any], Any]) -> None:
-    """Answer control commands by `handle` (kombu/pidbox.py: `Node.handle_call`, which calls `handle` alone).
-
-    kombu encodes an answer where it catches nothing: without this the caller of a command whose answer is not
+    kombu catches no error of the answer's encoding. Without this the caller of a command whose answer is not
     JSON would wait in vain.
     """
     node.handle_call = handle

@@ -8,7 +8,7 @@ from celery import Task
 from celery.app.task import Context
 from kombu import Exchange, Queue
 
-from celery_sqs_visibility.contacts.app import know_in_contexts
+from celery_sqs_visibility.contacts.app import add_to_contexts
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 
 #: The header with which a published retry carries the limit that `self.retry()` was given.
@@ -59,7 +59,7 @@ class DeliveryContext(Context):
     visibility_in_run: bool | None
 
 
-know_in_contexts(DeliveryContext.__annotations__)
+add_to_contexts(DeliveryContext.__annotations__)
 
 
 def is_delivery(task: Task[..., Any]) -> bool:

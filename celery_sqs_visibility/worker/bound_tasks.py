@@ -19,7 +19,7 @@ from celery.utils.log import get_logger
 from kombu.utils.imports import symbol_by_name
 
 from celery_sqs_visibility.command_line import shown_in_one_line
-from celery_sqs_visibility.contacts.worker import update_strategies_by
+from celery_sqs_visibility.contacts.worker import replace_update_strategies
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.event_routes import MESSAGE, EventRoute, EventRoutes, parse_sqs_event
 from celery_sqs_visibility.policy.option_parsers import CALLABLE, imported
@@ -57,7 +57,7 @@ class BoundTasks:
         take_events(self._consumer.app, self._context)
         self._open_keys(tasks)
         self._bind(tasks)
-        self._update_strategies = update_strategies_by(self._consumer, self.update_strategies)
+        self._update_strategies = replace_update_strategies(self._consumer, self.update_strategies)
 
     def update_strategies(self) -> None:
         """Bind the tasks that are new. A task that cannot be run stays unknown."""

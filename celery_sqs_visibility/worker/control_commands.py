@@ -17,7 +17,7 @@ from celery.worker import state as worker_state
 from celery.worker.control import control_command, inspect_command
 from kombu.utils.json import dumps
 
-from celery_sqs_visibility.contacts.worker import answer_by
+from celery_sqs_visibility.contacts.worker import replace_handle_call
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -130,7 +130,7 @@ def _give_back(consumers: list[QueueConsumer], queue: str) -> None:
 
 def check_answers(node: Any) -> None:
     """Let a node answer with an error in place of an answer that is not JSON. Idempotent."""
-    answer_by(node, partial(_checked, node.handle))
+    replace_handle_call(node, partial(_checked, node.handle))
 
 
 def _checked(handle: Callable[[str, Any], Any], method: str, arguments: Any) -> Any:

@@ -18,11 +18,11 @@ from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import (
     Jobs,
-    apply_by,
-    flush_by,
+    replace_apply_async,
+    replace_flush,
+    replace_on_stop,
     request_of,
     size_of,
-    stop_by,
     was_accepted,
 )
 from celery_sqs_visibility.contacts.python import (
@@ -30,7 +30,7 @@ from celery_sqs_visibility.contacts.python import (
     call_exit_hooks,
     threads_of,
 )
-from celery_sqs_visibility.contacts.worker import hand_over_by
+from celery_sqs_visibility.contacts.worker import replace_task_handover
 from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.threads import is_main_thread
 from celery_sqs_visibility.policy.passing_errors import passes
@@ -174,7 +174,7 @@ def watch_runs(pool: Any, worker: WorkerContext) -> None:
             _refuse_unsent(pool, request, exc)
             raise TaskRevokedError(request.id) from exc  # or the slot would be lost
 
-    apply_by(pool, apply)
+    replace_apply_async(pool, apply)
 
 
 def _tell_batch(args: Any, options: dict[str, Any], *, processes: bool) -> bool:
@@ -234,7 +234,7 @@ def hand_over_requests(consumer: Any) -> None:
             finally:
                 free_slot()
 
-    free_slot = one_by_one(hand_over_by(consumer, hand_over))
+    free_slot = one_by_one(replace_task_handover(consumer, hand_over))
 
 
 def one_by_one(release: Callable[[], object]) -> Callable[[], None]:
@@ -276,7 +276,7 @@ def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
             while thread.is_alive() and thread.ident not in worker.left:
                 thread.join(RECHECK_SECONDS)
 
-    stop_by(pool, stop)
+    replace_on_stop(pool, stop)
     if is_main_thread():
         # Called first, since it is registered last: before those of concurrent.futures, which join.
         call_before_threads_are_joined(lambda: _exit_without_runs(worker, controller))
@@ -314,4 +314,4 @@ def flush_only_unsent(pool: Any) -> None:
             if isinstance(request, DeliveryRequest):
                 request.settle(RELEASE)
 
-    flush_by(pool, forget_unsent)
+    replace_flush(pool, forget_unsent)

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from celery.worker import state
 
-from celery_sqs_visibility.contacts.worker import apply_etas_by, limit_by
+from celery_sqs_visibility.contacts.worker import replace_apply_eta_task, replace_rate_limits
 from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import park_seconds
@@ -48,8 +48,8 @@ class RateLimits:
         #: By bucket, the latest monotonic instant at which a message that waits in SQS may start.
         self._last_start: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         worker.on_eta = self.wait_for_eta
-        self._apply_eta_task = apply_etas_by(consumer, self.apply_eta_task)
-        self._celerys = limit_by(consumer, self)
+        self._apply_eta_task = replace_apply_eta_task(consumer, self.apply_eta_task)
+        self._celerys = replace_rate_limits(consumer, self)
 
     def wait_for_eta(self, request: Any) -> None:
         """Take no slot for a request that Celery holds until its ETA."""

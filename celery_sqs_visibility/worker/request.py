@@ -207,7 +207,7 @@ class DeliveryRequest(CeleryRequest):
             return
         if not self.worker.has_processes:
             self.come_back_later()
-        self.say_cancelled()
+        self.mark_cancelled()
         super().cancel(pool, signal, *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
@@ -403,7 +403,7 @@ class DeliveryRequest(CeleryRequest):
 
     def _kill(self, signal_name: str) -> None:
         """Kill the run's process or greenlet, which Celery is not to take for the end of the run."""
-        self.say_cancelled()
+        self.mark_cancelled()
         self.worker.kill(self.worker_pid, signal_name)
 
     @contextmanager

@@ -24,7 +24,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments  # type: ignore[att
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.contacts.worker import add_queues_by, connecting
+from celery_sqs_visibility.contacts.worker import connecting, replace_add_task_queue
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -219,7 +219,7 @@ def leave_out_refused_queues(consumer: Any) -> None:
                 exc_info=unknown,
             )
 
-    add_queue = add_queues_by(consumer, add)
+    add_queue = replace_add_task_queue(consumer, add)
 
 
 def warn_of_clamped(given: Mapping[str, Any]) -> None:

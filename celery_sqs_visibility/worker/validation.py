@@ -21,7 +21,7 @@ from celery.exceptions import InvalidTaskError
 from celery.utils.time import maybe_iso8601
 from kombu.exceptions import ContentDisallowed, SerializerNotInstalled
 
-from celery_sqs_visibility.contacts.worker import refuse_by, wrap_message_handler
+from celery_sqs_visibility.contacts.worker import replace_refusals, wrap_message_handler
 from celery_sqs_visibility.errors import TooLargeError
 from celery_sqs_visibility.policy.message_limits import CONTROL_CHARACTERS
 from celery_sqs_visibility.policy.passing_errors import passes
@@ -98,7 +98,7 @@ class BadMessages:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        refuse_by(consumer, self)
+        replace_refusals(consumer, self)
         wrap_message_handler(consumer, self.validating)
 
     def on_unknown_message(self, body: Any, message: Message) -> None:  # noqa: ARG002 - Celery's signature

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_sqs_visibility.contacts.worker import connecting, hand_over_by
+from celery_sqs_visibility.contacts.worker import connecting, replace_task_handover
 
 
 def test_all_that_stands_before_a_connection_is_called_in_order_and_all_after_it_see_it():
@@ -28,7 +28,7 @@ def test_a_request_waits_for_a_slot_where_celery_lets_it_wait(putlocks, uses_sem
         controller=SimpleNamespace(semaphore=LaxBoundedSemaphore(1), pool_putlocks=bool(putlocks)),
         pool=SimpleNamespace(uses_semaphore=bool(uses_semaphore)),
     )
-    free_slot = hand_over_by(consumer, handed_over.append)
+    free_slot = replace_task_handover(consumer, handed_over.append)
     for request in ("first", "second"):
         consumer.on_task_request(request)
     assert handed_over == ["first", "second"][: 2 - waits]
@@ -42,6 +42,6 @@ def test_there_is_no_slot_to_wait_for_without_an_event_loop():
         controller=SimpleNamespace(semaphore=None, pool_putlocks=True),
         pool=SimpleNamespace(uses_semaphore=True),
     )
-    hand_over_by(consumer, handed_over.append)()
+    replace_task_handover(consumer, handed_over.append)()
     consumer.on_task_request("a request")
     assert handed_over == ["a request"]
