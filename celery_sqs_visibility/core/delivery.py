@@ -61,7 +61,7 @@ class Parker(Protocol):
     ) -> Renew | None: ...
 
 
-class Lease(Protocol):
+class LeasePort(Protocol):
     """A delivery as its run sees it, in any process: see `delivery.lease_table`."""
 
     key: LeaseKey
@@ -98,7 +98,7 @@ class Leases(Protocol):
 
     def take(
         self, deadline: float, on_request: Callable[[float], None], horizon: float = ...
-    ) -> Lease | None:
+    ) -> LeasePort | None:
         """A lease for a run that begins; `None` if there are too many."""
 
 
@@ -272,7 +272,7 @@ class Delivery:
     #: How many of its message's receives so far were no attempts: it waited for its ETA, or was elsewhere.
     parkings: int = field(default=0, init=False)
     #: Its state as its task sees it, in any process.
-    lease: Lease | None = field(default=None, init=False)
+    lease: LeasePort | None = field(default=None, init=False)
     #: Called with the receipt handle under which it is lost while it is held, in a thread of the pump.
     on_lost: Callable[[str], None] | None = field(default=None, init=False)
     #: Whether its run has to show life.

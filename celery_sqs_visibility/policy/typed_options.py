@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 Delay: TypeAlias = float | Sequence[float] | str | Callable[[int, BaseException], float | None] | None
 
 
-class SharedOptions(TypedDict, total=False):
+class SharedOptionsDict(TypedDict, total=False):
     """Options of the transport, and of one queue."""
 
     visibility_timeout: int
@@ -25,7 +25,7 @@ class SharedOptions(TypedDict, total=False):
     when_exhausted: Literal["delete", "keep"]
 
 
-class QueueOptions(SharedOptions, total=False):
+class QueueOptionsDict(SharedOptionsDict, total=False):
     """A value of the option `queues`."""
 
     weight: int
@@ -39,7 +39,7 @@ class _AccessKey(TypedDict, total=False):
     session_token: str
 
 
-class PredefinedQueue(_AccessKey, total=False):
+class PredefinedQueueDict(_AccessKey, total=False):
     """A value of the option `predefined_queues`."""
 
     url: str
@@ -50,7 +50,7 @@ class PredefinedQueue(_AccessKey, total=False):
     backoff_tasks: Sequence[str]
 
 
-class PredefinedExchange(_AccessKey, total=False):
+class PredefinedExchangeDict(_AccessKey, total=False):
     """A value of the option `predefined_exchanges`."""
 
     arn: str
@@ -63,7 +63,7 @@ DashedOptions = TypedDict(
 )
 
 
-class TransportOptions(DashedOptions, SharedOptions, total=False):
+class TransportOptions(DashedOptions, SharedOptionsDict, total=False):
     """`broker_transport_options`: docs/options.md says what each does. The last ones are kombu's own."""
 
     decompressed_max_bytes: int
@@ -71,7 +71,7 @@ class TransportOptions(DashedOptions, SharedOptions, total=False):
     metrics: Sequence[Literal["prometheus", "opentelemetry", "emf"]] | None
     shutdown_timeout: float | None
     when_lost: Literal["continue", "terminate"]
-    queues: Mapping[str, QueueOptions]
+    queues: Mapping[str, QueueOptionsDict]
     queue_order: Literal["fair", "strict", "weighted"]
     coordination_store: str | None
     message_adapter: str | None
@@ -80,11 +80,11 @@ class TransportOptions(DashedOptions, SharedOptions, total=False):
     region: str | None
     is_secure: bool
     queue_name_prefix: str
-    predefined_queues: Mapping[str, PredefinedQueue]
+    predefined_queues: Mapping[str, PredefinedQueueDict]
     QueueOwnerAWSAccountId: str | None
     queue_tags: Mapping[str, str]
     supports_fanout: bool
-    predefined_exchanges: Mapping[str, PredefinedExchange]
+    predefined_exchanges: Mapping[str, PredefinedExchangeDict]
     fetch_message_attributes: Sequence[str] | Mapping[str, Sequence[str]]
     sqs_base64_encoding: bool
     sts_role_arn: str | None

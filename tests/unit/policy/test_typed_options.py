@@ -19,9 +19,9 @@ SHOWN = {option_name(each.name) for each in fields(Options) if not each.metadata
     ("typed", "names"),
     [
         (typed_options.TransportOptions, SHOWN | KOMBU_OPTIONS),
-        (typed_options.QueueOptions, {f.name for f in fields(options.QueueOptions) if f.metadata}),
-        (typed_options.PredefinedQueue, {*predefined.TEXTS, *predefined.BACKOFF}),
-        (typed_options.PredefinedExchange, {*predefined.EXCHANGE_KEYS}),
+        (typed_options.QueueOptionsDict, {f.name for f in fields(options.QueueOptions) if f.metadata}),
+        (typed_options.PredefinedQueueDict, {*predefined.TEXTS, *predefined.BACKOFF}),
+        (typed_options.PredefinedExchangeDict, {*predefined.EXCHANGE_KEYS}),
         (typed_options.TaskSettings, {*SETTINGS}),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
