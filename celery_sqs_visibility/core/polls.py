@@ -23,6 +23,7 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 from celery_sqs_visibility.policy.backoff import pause, reply_grace
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.policy.polling import Attempt, Attempts, PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -46,9 +47,6 @@ REFUSED_WITHIN_SECONDS: Final = 2.0
 
 #: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
 NEW_QUEUE_FAILURES: Final = 2
-
-#: A poll whose messages are being taken for longer is stuck.
-STUCK_AFTER_SECONDS: Final = 20.0
 
 
 class Polling(enum.Enum):
@@ -327,7 +325,7 @@ class QueuePolls:
     def _note_answer(self, poll: Poll, messages: int, now: float) -> None:
         self._capacity.answered(poll.reservation, messages, now)
         poll.state = PollState.ANSWERED
-        poll.overdue_at = now + STUCK_AFTER_SECONDS
+        poll.overdue_at = now + HUNG_AFTER_SECONDS
 
     def taken(self, poll: Poll, now: float) -> None:
         """What the poll brought is held, or not kept."""

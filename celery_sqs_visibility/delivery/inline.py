@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any, Generic
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, Batch, Lane, Pump, Work
+from celery_sqs_visibility.delivery.pump import Batch, Lane, Pump, Work
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 #: Makes a request, and raises an `SQSError` where its answer takes too long.
 InTime = Callable[[Callable[[], BatchResult]], BatchResult]

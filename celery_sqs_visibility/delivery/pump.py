@@ -19,12 +19,9 @@ from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import AnswerLostError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 logger = logging.getLogger(__name__)
-
-#: A request that takes longer hangs. Its client gives up on SQS well before, so the thread waits for
-#: something that has no timeout: a host name to be resolved, credentials, a lock.
-HUNG_AFTER_SECONDS: Final = 20.0
 
 #: An idle thread ends after this time, if another is idle too.
 IDLE_SECONDS: Final = 1.0

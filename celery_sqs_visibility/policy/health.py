@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+#: A thread hangs if a request, or the messages of a poll, take it longer. The client of SQS gives up well
+#: before, so it waits for something that has no timeout: a host name to be resolved, credentials, a lock.
+HUNG_AFTER_SECONDS: Final = 20.0
+
 #: Celery's event loop turns at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`), the
-#: supervisor's twice a second; it replaces stuck threads after 20 s.
+#: supervisor's twice a second; it replaces threads that hang.
 LATE_SECONDS: Final = 30.0
 
 #: A poll that hangs is given up, and another thread polls, up to 20 times, before polls stop altogether.

@@ -16,9 +16,9 @@ from celery_sqs_visibility import events
 from celery_sqs_visibility.core.copies import CHECK_SECONDS
 from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.core.held import MARGIN_SECONDS
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 
 class Account:

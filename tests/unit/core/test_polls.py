@@ -17,7 +17,6 @@ from celery_sqs_visibility.core.polls import (
     NEARLY_FULL_BATCH,
     NEW_QUEUE_FAILURES,
     REFUSED_WITHIN_SECONDS,
-    STUCK_AFTER_SECONDS,
     Failure,
     Polling,
     PollState,
@@ -32,6 +31,7 @@ from celery_sqs_visibility.errors import (
     UnrecognizedResponseError,
 )
 from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS, MAX_REPLY_GRACE_SECONDS
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, EMPTY_POLL_SECONDS, Attempts, PollSchedule
 
 NOW = 1000.0
@@ -598,7 +598,7 @@ def test_a_stuck_poll_that_ends_does_not_make_a_pause_longer(world):
     stuck = world.take()
     world.polls.succeeded(stuck, ["a"], world.now)
     assert world.late(0) == []
-    world.late(STUCK_AFTER_SECONDS)
+    world.late(HUNG_AFTER_SECONDS)
     world.fail(world.take())
     world.clock.advance(world.due())
     world.polls.ended(stuck, world.now)
@@ -645,7 +645,7 @@ def test_while_answers_are_late_the_polling_is_not_and_then_it_is(world):
 def test_taking_messages_for_too_long_is_no_failure_of_sqs(world):
     poll = world.take()
     world.polls.succeeded(poll, ["a"], world.now)
-    assert world.late(STUCK_AFTER_SECONDS) == [poll]
+    assert world.late(HUNG_AFTER_SECONDS) == [poll]
     assert (poll.state, world.polls.failures) == (PollState.STUCK, 0)
     assert world.take() is not None
 

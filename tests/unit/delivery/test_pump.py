@@ -13,8 +13,9 @@ from support.scheduler import Scheduler, scheduled
 
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery import pump as pump_module
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, IDLE_SECONDS, Pump
+from celery_sqs_visibility.delivery.pump import IDLE_SECONDS, Pump
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 MOST = 4
 LATER = 60.0  # seconds, on a clock that stands still

@@ -17,9 +17,10 @@ from celery_sqs_visibility.core.batches import PendingSettlement
 from celery_sqs_visibility.core.held import Held
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.heartbeat import Heartbeat
-from celery_sqs_visibility.delivery.pump import HUNG_AFTER_SECONDS, Pump
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 #: pytest says so where a thread ends with an exception.
 DIES = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

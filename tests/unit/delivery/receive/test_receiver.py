@@ -12,7 +12,7 @@ from support.factories import RECEIVE_OPTIONS, FilledCapacity, send, sqs_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.core.polls import MAX_PARALLEL_POLLS, MAX_POLLS, STUCK_AFTER_SECONDS, PollState
+from celery_sqs_visibility.core.polls import MAX_PARALLEL_POLLS, MAX_POLLS, PollState
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.receiver import Receiver
 from celery_sqs_visibility.errors import (
@@ -23,6 +23,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.events import ReceiveEnded, subscribe
+from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 from celery_sqs_visibility.policy.polling import PollSchedule
 
 LONG = 3600.0  # a sleep that only something else than its end can end
@@ -478,7 +479,7 @@ def test_a_thread_that_died_or_hangs_with_its_messages_is_replaced(receiving, ca
         world.let_go.set()
         wait_until(lambda: (world.look(), not world.polls())[1], SOON, "the poll to be given up")
     else:
-        world.look(STUCK_AFTER_SECONDS + 1)
+        world.look(HUNG_AFTER_SECONDS + 1)
         assert poll.state is PollState.STUCK
     send(world.queue, "b")
     world.clock.advance(3)
