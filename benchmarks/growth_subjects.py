@@ -449,7 +449,7 @@ SUBJECTS = {
         QUEUES,
         1,
         1,
-        60 // IDLE_QUEUE_PERIOD_SECONDS,  # where they are more than may be polled at once, they take turns
+        60 // IDLE_QUEUE_PERIOD_SECONDS,  # with more than may be polled at once, in rotation
     ),
     "idle queues in order": Subject(
         "An idle minute, by the worker's queues, with `queue_order`",

@@ -459,7 +459,7 @@ class Capacity:
     def serve(self, now: float, changed: str | None = None) -> None:
         """Reserve free capacity for the waiters, in their order.
 
-        A waiter without a reservation keeps those of its kind waiting: an idle queue waits for its turn, a
+        A waiter without a reservation keeps those of its kind waiting: an idle queue waits in the rotation, a
         busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
         The queue's own capacity is looked at where it has changed: of one queue, or perhaps of any.
         """

@@ -274,7 +274,7 @@ class QueuePolls:
         self._expect_due(now)
 
     def _expect_due(self, now: float) -> None:
-        """Where a message is back and no poll is in flight, the queue waits for no idle queue's turn."""
+        """Where a message is back and no poll is in flight, the queue skips the rotation of idle ones."""
         if self.state is Polling.ACTIVE and not self.in_flight:
             due = self.schedule.next_expected()
             if due is not None and due <= now:

@@ -17,10 +17,10 @@ Tasks that collect messages, as those of celery-batches, run many in one slot: t
 takes the place of the slots.
 
 If queues have an order, a queue that may overtake others asks until enough of its own messages wait here
-(`_to_overtake`), whatever the others hold. It takes no turns, and its polls take none from the others.
-A queue's own `max_running` bounds all that.
+(`_to_overtake`), whatever the others hold. It is not in the rotation of idle queues. A queue's own
+`max_running` bounds all that.
 
-A poll waits for 20 seconds. With more queues than `polls`, idle queues take turns of 10 seconds.
+A poll waits for 20 seconds. With more queues than `polls`, idle ones are polled in rotation, for 10 seconds.
 
 A queue is busy if its last poll brought something and no poll has waited in vain since. The long polls of
 idle queues seldom bring anything, so they take no capacity from busy queues. Their messages are bounded by
@@ -145,10 +145,10 @@ class Snapshot(NamedTuple):
         free = self.slots - taken
         if free <= 0:
             return 0
-        return free + max(1, self.prefetch_count - self.slots, self.in_turn // IDLE_QUEUE_PERIOD_SECONDS)
+        return free + max(1, self.prefetch_count - self.slots, self.in_rotation // IDLE_QUEUE_PERIOD_SECONDS)
 
     @property
-    def in_turn(self) -> int:
+    def in_rotation(self) -> int:
         """The number of queues that share the polls of idle queues."""
         return self.queues - self.overtakers
 
@@ -166,7 +166,7 @@ def ask_for(now: Snapshot) -> Ask | None:
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
-    if crowded := (queues := now.in_turn) > polls and now.ahead is None:
+    if crowded := (queues := now.in_rotation) > polls and now.ahead is None:
         wait = min(max(1, IDLE_QUEUE_PERIOD_SECONDS * polls // queues), WAIT_TIME_SECONDS)
         polls = min(polls, max(1, wait * queues // IDLE_QUEUE_PERIOD_SECONDS))
     if now.busy:

@@ -258,13 +258,15 @@ def test_waiters_are_served_in_their_order():
         assert not again.reservation, "a queue that was served is the last waiter"
 
 
-def test_an_idle_queue_that_waits_for_its_turn_keeps_no_busy_one_waiting():
+def test_an_idle_queue_that_waits_in_the_rotation_keeps_no_busy_one_waiting():
     shared = capacity(2, slots=2, queues=20)
     fill(shared, 2)  # of the busy queue "q"
     waiters = [shared.wait(name) for name in (*"abcdefghij", "q")]
     shared.release(began=0.0)
     served = [waiter.queue for waiter in waiters if waiter.reservation]
-    assert served == ["a", "b", "q"], "idle queues take turns, in their order, and the busy one has the slot"
+    assert served == ["a", "b", "q"], (
+        "idle queues are polled in rotation, in their order, and the busy one has the slot"
+    )
 
 
 def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queue():
@@ -285,7 +287,7 @@ def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queu
     assert waiter.reservation.messages == 2
 
 
-def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_its_turn():
+def test_a_queue_that_has_a_message_for_sure_does_not_wait_for_the_rotation():
     shared = capacity(2, slots=2, queues=20)
     idle = [shared.wait(name) for name in "abcdef"]
     assert idle[-1].reservation is None

@@ -231,7 +231,7 @@ def test_an_empty_or_failed_poll_gives_its_capacity_back(world, error):
     assert world.polls.failures == bool(error)
 
 
-def test_a_message_that_is_back_waits_for_no_idle_queues_turn():
+def test_a_message_that_is_back_skips_the_rotation_of_idle_queues():
     world = World(prefetch_count=2, interval=0)
     for name in "abcdefghijklmnopqrst":
         world.capacity.add_queue(f"another: {name}")

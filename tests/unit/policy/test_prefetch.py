@@ -1,4 +1,4 @@
-"""How many messages to hold, and to ask for: a busy queue at its pace, an idle queue in its turn."""
+"""How many messages to hold, and to ask for: a busy queue at its pace, idle queues in rotation."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_a_queue_that_may_overtake_is_asked_whatever_others_hold_until_enough_of
     ask = ask_for(now)
     if ahead == 0:
         assert ask
-        assert ask.wait == WAIT_TIME_SECONDS, "it needs no turn"
+        assert ask.wait == WAIT_TIME_SECONDS, "it is not in the rotation"
     if occupied >= slots + beyond and ask:
         enough = 1 if fifo else max(1, slots // BATCH_ENTRIES, beyond)
         assert ahead + ask.messages <= enough

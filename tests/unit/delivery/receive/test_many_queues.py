@@ -1,4 +1,4 @@
-"""One worker, many queues, simulated: a busy queue keeps its pace, idle ones their turn; little is held."""
+"""One worker, many queues, simulated: a busy queue keeps its pace, idle ones rotate; little is held."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_an_idle_queue_costs_two_polls_in_20_seconds_at_the_most(queues, slots):
 
 @pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize(("queues", "slots"), EVERY_SIZE)
-def test_the_first_message_of_each_idle_queue_starts_within_a_turn(queues, slots, busy):
+def test_the_first_message_of_each_idle_queue_starts_within_a_rotation(queues, slots, busy):
     crowd = Crowd(queues, slots, task_seconds=0.5 if slots == 100 else 0.05)
     crowd.run(30)
     if busy:
