@@ -30,8 +30,8 @@ FORGOTTEN: Final = 0.01
 #: Fewer callers wait a little longer, since those of the request that is just over may publish again.
 GATHER_SECONDS: Final = 0.002
 
-#: A caller waits so long for its turn; then it leads, whatever is under way. A leader may have died.
-TURN_SECONDS: Final = 1.0
+#: A caller waits so long to be woken; then it leads, whatever is under way. A leader may have died.
+WAKE_SECONDS: Final = 1.0
 
 #: A caller waits so long for the answer to another's request, which is over before, or its thread is gone.
 ANSWER_SECONDS: Final = 20.0
@@ -67,7 +67,7 @@ class Publication:
         size: in bytes, as SQS counts them.
         leads: its caller was told to lead.
         taken: it is part of a request.
-        turn: its caller need not wait any more until it leads.
+        woken: its caller need not wait any more until it leads.
         answered: the request that it is part of is over.
         alone: SQS refused that request: its caller sends it by itself.
         error: SQS has not taken it.
@@ -77,7 +77,7 @@ class Publication:
     size: int
     leads: bool = False
     taken: bool = False
-    turn: Gate = field(default_factory=Gate)
+    woken: Gate = field(default_factory=Gate)
     answered: Gate = field(default_factory=Gate)
     alone: bool = False
     error: SQSError | None = None
@@ -118,12 +118,12 @@ class Traffic:
         publication.leads = over or self.enough
         return publication.leads
 
-    def take(self, leader: Publication, *, in_turn: bool = True) -> list[Publication]:
+    def take(self, leader: Publication, *, woken: bool = True) -> list[Publication]:
         """The next request: the leader's message, and those of others that fit, the first that came first.
 
-        A leader whose turn did not come counts on no request that is under way: its caller may have died.
+        A leader that was not woken counts on no request that is under way: its caller may have died.
         """
-        if not in_turn:
+        if not woken:
             self.sending = 0
         batch, free_bytes = [leader], MESSAGE_BYTES - leader.size
         for publication in self.waiting:
@@ -147,8 +147,8 @@ class Traffic:
 class SharedRequests:
     """Sends messages, those of concurrent callers together. Any thread or greenlet of its process.
 
-    A caller that is interrupted, or ended, hands its turn on. What an exception in the middle of that leaves
-    undone is mended after `TURN_SECONDS`.
+    A caller that is interrupted, or ended, hands the lead on. What an exception in the middle of that leaves
+    undone is mended after `WAKE_SECONDS`.
     """
 
     def __init__(self, outgoing: OutgoingMessages) -> None:
@@ -198,11 +198,11 @@ class SharedRequests:
         try:
             with self._lock:
                 at_once = self._traffic.setdefault(queue, Traffic(callers=self._callers)).arrive(publication)
-            in_turn = at_once or publication.turn.wait(TURN_SECONDS)
-            if in_turn and not at_once:
+            woken = at_once or publication.woken.wait(WAKE_SECONDS)
+            if woken and not at_once:
                 publication.answered.wait(GATHER_SECONDS)
             with self._lock:
-                batch = [] if publication.taken else self._traffic[queue].take(publication, in_turn=in_turn)
+                batch = [] if publication.taken else self._traffic[queue].take(publication, woken=woken)
             if batch:
                 self._lead(queue, batch)
             elif not publication.answered.wait(ANSWER_SECONDS):
@@ -224,7 +224,7 @@ class SharedRequests:
         finally:
             for publication in batch:
                 publication.answered.open()
-                publication.turn.open()  # it may still wait for that
+                publication.woken.open()  # it may still wait for that
             self._end(queue, sent=len(batch))
 
     def _request(self, queue: Queue, batch: Sequence[Publication]) -> None:
@@ -259,7 +259,7 @@ class SharedRequests:
                 self._callers = traffic.callers
                 del self._traffic[queue]
         if leader is not None:
-            leader.turn.open()
+            leader.woken.open()
 
 
 def _unanswered() -> AnswerLostError:

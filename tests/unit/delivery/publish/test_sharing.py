@@ -107,8 +107,8 @@ class World:
 
 @pytest.fixture
 def world(monkeypatch):
-    """One in which a turn comes by an answer, and never by waiting."""
-    monkeypatch.setattr(sharing, "TURN_SECONDS", SOON)
+    """One in which a caller is woken by an answer, and never waits until it leads by itself."""
+    monkeypatch.setattr(sharing, "WAKE_SECONDS", SOON)
     monkeypatch.setattr(sharing, "GATHER_SECONDS", 0)
     with ThreadPoolExecutor(32) as threads:
         world = World(threads)
@@ -215,7 +215,7 @@ def test_a_leader_that_is_ended_leaves_nobody_waiting(world, followers, end):
 
 
 @pytest.mark.parametrize("interrupted", ["a", "b"])
-def test_a_caller_that_is_interrupted_while_it_waits_hands_its_turn_on(world, monkeypatch, interrupted):
+def test_a_caller_that_is_interrupted_while_it_waits_hands_the_lead_on(world, monkeypatch, interrupted):
     class Interrupted(Gate):
         def wait(self, seconds):
             super().wait(seconds)
@@ -224,12 +224,12 @@ def test_a_caller_that_is_interrupted_while_it_waits_hands_its_turn_on(world, mo
     (first,) = world.call("first")
     called = {}
     for body in "abc":
-        gates = {"turn": Interrupted()} if body == interrupted else {}
+        gates = {"woken": Interrupted()} if body == interrupted else {}
         monkeypatch.setattr(sharing, "Publication", partial(Publication, **gates))
         (called[body],) = world.call(body)
     with world.shared._lock:
         waiting = {each.message.body: each for each in world.shared._traffic[world.queue].waiting}
-    waiting[interrupted].turn.open()
+    waiting[interrupted].woken.open()
     world.answer(2)
     first.result(SOON)
     ended = called.pop(interrupted)
@@ -250,7 +250,7 @@ def test_a_signal_handler_that_publishes_waits_for_nobody(world):
 
 
 def test_a_leader_that_vanished_is_waited_for_once(world, monkeypatch):
-    monkeypatch.setattr(sharing, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(sharing, "WAKE_SECONDS", 0.01)
     world.shared._traffic[world.queue] = Traffic(sending=1)
     world.answer(2)
     world.shared.send(world.queue, OutgoingMessage("a"))
