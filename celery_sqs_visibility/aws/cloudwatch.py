@@ -1,4 +1,4 @@
-"""The port to CloudWatch over boto3: the metrics that Amazon keeps of queues."""
+"""CloudWatch over boto3: Amazon's metrics of queues."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
 
-#: Metrics that one GetMetricData may name (API_GetMetricData).
-METRICS_A_REQUEST: Final = 500
+#: Limit of API_GetMetricData.
+MAX_METRICS_PER_REQUEST: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
 class QueueMetric:
-    """A metric of the namespace AWS/SQS, of the queue with that name at SQS."""
+    """A metric in the namespace AWS/SQS, for a queue by its name at SQS."""
 
     queue: str
     name: str
@@ -31,7 +31,7 @@ class QueueMetric:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """From an instant to another, in seconds since the epoch, in periods of whole minutes."""
+    """A time range in seconds since the epoch, with periods of whole minutes."""
 
     start: float
     end: float
@@ -39,27 +39,27 @@ class Span:
 
 
 class CloudWatch:
-    """The API actions that we use, for one set of settings. The endpoint is CloudWatch's own, not SQS's.
+    """The API actions that we use, for one set of settings. Ignores the endpoint in the settings.
 
-    Any thread; every method raises an `SQSError` and nothing else.
+    Any thread. Every method raises an `SQSError` and nothing else.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
         self._clients = ProcessClients[Any](lambda: new_client(settings, Purpose.PUBLISH, "cloudwatch"))
 
     def location(self) -> Location:
-        """Return where requests go. None is made."""
+        """Return where requests go, without a request."""
         meta = self._call(lambda client: client.meta)
         return Location(meta.region_name, meta.endpoint_url)
 
     def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
-        """GetMetricData: for each metric the values of the span, the newest first; none is empty.
+        """GetMetricData: return each metric's values in the span, newest first.
 
-        Amazon bills each metric of each request (USD 0.01 for a thousand, us-east-1, 2025).
+        Amazon bills each metric of each request (USD 0.01 per thousand, us-east-1, 2025).
         """
         found: list[list[float]] = [[] for _ in metrics]
-        for first in range(0, len(metrics), METRICS_A_REQUEST):
-            some = metrics[first : first + METRICS_A_REQUEST]
+        for first in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
+            some = metrics[first : first + MAX_METRICS_PER_REQUEST]
             query: dict[str, Any] = {
                 "MetricDataQueries": [_query(first + i, metric, span) for i, metric in enumerate(some)],
                 "StartTime": datetime.fromtimestamp(span.start, UTC),

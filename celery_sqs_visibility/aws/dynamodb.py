@@ -1,4 +1,4 @@
-"""A DynamoDB table that is changed by `UpdateItem` alone, over boto3."""
+"""A DynamoDB table over boto3, of which only `UpdateItem` is used."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
 
-#: Seconds to connect, and to wait for an answer; DynamoDB answers within milliseconds.
+#: Seconds to connect, and to wait for an answer. DynamoDB usually answers within milliseconds.
 TIMEOUT_SECONDS: Final = 3
 
-#: Attempts of one update that DynamoDB answers with "later"; each is conditional, and may be repeated.
-ATTEMPTS: Final = 3
+#: Attempts at an update that is throttled. Updates are conditional, so repeating one is safe.
+MAX_ATTEMPTS: Final = 3
 
-CONDITION_FAILED: Final = "ConditionalCheckFailedException"
-
-#: What to do about a refusal, by its code.
+#: What to do about an error, by its code.
 _REMEDIES: Final = {
     "AccessDeniedException": "allow dynamodb:UpdateItem on the table",
     "ResourceNotFoundException": "create the table, or correct its name or region in coordination_store",
@@ -34,7 +32,7 @@ _REMEDIES: Final = {
 
 
 class Table:
-    """Usable from any thread, and in forked children, each of which makes a client of its own."""
+    """A table by its name. Any thread. Each process makes its own client."""
 
     def __init__(self, name: str, settings: ClientSettings) -> None:
         self.name = name
@@ -44,13 +42,13 @@ class Table:
     def update(
         self, key: str, expression: str, condition: str, **values: str | float
     ) -> tuple[bool, dict[str, Any]]:
-        """Change the item if it meets the condition: whether it does, and the item, then or as it is.
+        """Change the item if it meets the condition. Returns whether it did, and the item as it is now.
 
         The expressions may use `#owner`, and the names of `values` after a colon.
 
         Raises:
             StoreUnavailableError: DynamoDB does not answer.
-            StoreError: it refuses.
+            StoreError: DynamoDB refuses the request.
         """
         try:
             answer = self._clients.get().update_item(
@@ -65,7 +63,7 @@ class Table:
             )
         except Exception as exc:
             response: Mapping[str, Any] = getattr(exc, "response", None) or {}
-            if response.get("Error", {}).get("Code") != CONDITION_FAILED:
+            if response.get("Error", {}).get("Code") != "ConditionalCheckFailedException":
                 raise self._error(exc, response) from exc
             return False, _plain(response.get("Item", {}))
         return True, _plain(answer.get("Attributes", {}))
@@ -88,7 +86,7 @@ def _new_client(settings: ClientSettings) -> DynamoDBClient:
         **network_options(settings),
         connect_timeout=TIMEOUT_SECONDS,
         read_timeout=TIMEOUT_SECONDS,
-        retries={"total_max_attempts": ATTEMPTS, "mode": "standard"},
+        retries={"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"},
     )
     client = session.client("dynamodb", region_name=region or DEFAULT_REGION, config=config)
     client.meta.events.register_first("needs-retry.dynamodb", _do_not_wait_again)
@@ -96,7 +94,7 @@ def _new_client(settings: ClientSettings) -> DynamoDBClient:
 
 
 def _do_not_wait_again(caught_exception: Exception | None = None, **_: Any) -> None:
-    """Raise the exception of a request without an answer, which botocore would make again."""
+    """Raise the error of an unanswered request before botocore retries it."""
     if caught_exception is not None and _is_unanswered(caught_exception):
         raise caught_exception
 
@@ -108,7 +106,7 @@ def _is_unanswered(exc: Exception) -> bool:
 def _typed(name: str, value: str | float) -> Any:
     if isinstance(value, str):
         return {"S": value}
-    return {"N": str(math.ceil(value)) if name == "expires" else f"{value:.6f}"}  # a TTL is whole seconds
+    return {"N": str(math.ceil(value)) if name == "expires" else f"{value:.6f}"}  # TTLs are whole seconds
 
 
 def _plain(item: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Translation of botocore's exceptions, and of error codes of SQS and SNS, to the classes of `errors`.
+"""Translation of botocore's exceptions and AWS error codes to the classes in `errors`.
 
-Exceptions are known by name, not by class: importing botocore only to catch it would cost every producer.
+Exceptions are looked up by name, because importing botocore's classes would cost every producer time.
 
-Source: "Common errors" and the Errors sections of the API References of Amazon SQS and SNS; botocore's
+Sources: "Common errors" and the Errors sections of the Amazon SQS and SNS API References; botocore's
 exceptions.py.
 """
 
@@ -30,22 +30,13 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.message_limits import truncated
 
-#: Answers that point elsewhere; botocore follows none of SQS's.
-FIRST_REDIRECT_STATUS: Final = 300
-FIRST_ERROR_STATUS: Final = 400
-
-#: Characters that are shown of an answer without a code, which may be a proxy's page.
-BODY_CHARACTERS: Final = 200
-
-_TAGS: Final = re.compile(r"<[^<>]*>")
-
 E = TypeVar("E", bound=SQSError)
 
-#: Their codes, without namespaces and without the "Exception" that some protocols append.
+#: Codes of each class, without namespaces and without the "Exception" that some protocols append.
 _CODES: Final[dict[type[SQSError], str]] = {
     UnavailableError: "InternalError InternalFailure InternalServerError InternalService ServiceUnavailable "
     "RequestTimeout IDPCommunicationError",
-    # The last two say "wait 60 seconds".
+    # The last two ask for a wait of 60 seconds.
     ThrottledError: "RequestThrottled Throttling Throttled ThrottledRequest RequestThrottledByService "
     "TooManyRequests RequestLimitExceeded BandwidthLimitExceeded LimitExceeded PriorRequestNotComplete "
     "ProvisionedThroughputExceeded TransactionInProgress SlowDown KmsThrottled KmsThrottling "
@@ -55,48 +46,45 @@ _CODES: Final[dict[type[SQSError], str]] = {
     CredentialsRefusedError: "ExpiredToken InvalidClientTokenId UnrecognizedClient AuthFailure "
     "SignatureDoesNotMatch InvalidSignature IncompleteSignature MissingAuthenticationToken "
     "InvalidAccessKeyId InvalidToken InvalidIdentityToken IDPRejectedClaim",
-    # A key that is disabled or missing needs an administrator, like a permission, and not another request.
+    # A KMS key that is disabled or missing needs an administrator, like a missing permission.
     AccessDeniedError: "AccessDenied AuthorizationError UnauthorizedOperation NotAuthorized Unauthorized "
     "OptInRequired "
     "KmsAccessDenied KmsDisabled KmsInvalidKeyUsage KmsInvalidState KmsNotFound KmsOptInRequired",
     QueueDoesNotExistError: "QueueDoesNotExist NonExistentQueue",
     ObjectDoesNotExistError: "NoSuchKey",
     ReceiptHandleInvalidError: "ReceiptHandleIsInvalid MessageNotInflight InvalidIdFormat",
-    # SNS's, which come with the status of a missing permission.
+    # SNS sends these with the status of a missing permission.
     RequestRefusedError: "FilterPolicyLimitExceeded SubscriptionLimitExceeded TopicLimitExceeded",
 }
 
-#: botocore's exceptions by their own or a base class's name; after any other the request may have been sent.
+#: botocore's exceptions by the name of the class or a base. After any other, the request may have been sent.
 _EXCEPTIONS: Final[dict[type[SQSError], str]] = {
-    # There was no connection to send it through.
+    # There was no connection to send the request through.
     UnavailableError: "ConnectTimeoutError EndpointConnectionError ProxyConnectionError",
     CredentialsRefusedError: "NoCredentialsError PartialCredentialsError CredentialRetrievalError "
     "NoAuthTokenError TokenRetrievalError UnknownCredentialError RefreshWithMFAUnsupportedError "
     "MetadataRetrievalError SSOError LoginError "
-    # The files with profiles and keys may be half written.
+    # Someone may be writing the files with profiles and keys.
     "ProfileNotFound ConfigNotFound ConfigParseError InvalidConfigError",
     RequestRefusedError: "ParamValidationError ValidationError NoRegionError UnknownRegionError "
     "UnknownEndpointError EndpointProviderError InvalidRetryConfigurationError "
     "InvalidEndpointConfigurationError InvalidProxiesConfigError",
 }
 
-#: botocore's exceptions, by name, for a dependency that gave no answer in time, or is not there.
+#: Names of botocore's exceptions for a dependency that did not answer in time, or could not be reached.
 _SILENCES: Final = frozenset(
     {"ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError", "ProxyConnectionError"}
 )
 
-#: What to do about settings that are wrong.
 _GIVE_CREDENTIALS: Final = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or write sqs://KEY:SECRET@ as "
     "broker_url"
 )
-_CHECK_CREDENTIALS: Final = "check those in the environment, the profile, the role or broker_url"
-_CORRECT_SETTINGS: Final = "correct the region, the endpoint or the option client-config"
 
-#: OpenSSL's reasons that are a matter of settings, and what to do about them; others pass.
+#: OpenSSL's errors that settings cause, and what to do about them. Other errors are temporary.
 _TLS_REMEDIES: Final = {
     "CERTIFICATE_VERIFY_FAILED": "name the file of its certificate authority in AWS_CA_BUNDLE",
-    "WRONG_VERSION_NUMBER": "the endpoint speaks no TLS: leave out the option is_secure, or write http://",
+    "WRONG_VERSION_NUMBER": "the endpoint does not use TLS: leave out the option is_secure, or write http://",
 }
 
 
@@ -107,19 +95,19 @@ def _inverted(table: Mapping[type[SQSError], str]) -> dict[str, type[SQSError]]:
 _CLASS_BY_CODE: Final = _inverted(_CODES)
 _CLASS_BY_EXCEPTION: Final = _inverted(_EXCEPTIONS)
 
-# SQS says InvalidParameterValue for a handle that is no longer valid, and for much else.
+# SQS sends InvalidParameterValue for an expired handle, but also for other errors.
 _HANDLE_IS_GONE: Final = re.compile(
     r"message does not exist|not available for visibility|receipt ?handle\b.*\b(invalid|not valid|expired)",
     re.IGNORECASE | re.DOTALL,
 )
 
-# That of a redrive policy, which may be so new that a part of SQS does not know it.
+# The target of a redrive policy may be so new that a part of SQS does not know it.
 _TARGET_IS_MISSING: Final = re.compile(r"dead letter target does not exist", re.IGNORECASE)
 
-# SQS's JSON protocol has the same code for a wrong clock and for a wrong key.
+# SQS's JSON protocol uses one code for a wrong clock and a wrong key.
 _CLOCK_IS_WRONG: Final = re.compile(r"signature (expired|not yet current)", re.IGNORECASE)
 
-#: Permissions that have another name than their action, less "Batch".
+#: Permissions whose name is not that of the action without "Batch".
 _PERMISSIONS: Final = {"DeleteObjects": "DeleteObject"}
 
 _SERVER_ERROR_STATUS: Final = 500
@@ -132,11 +120,10 @@ _CLASS_BY_STATUS: Final[dict[int, type[SQSError]]] = {
 
 
 def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
-    """Return the `SQSError` to raise for an exception of botocore's, of a request to that service.
+    """Return the `SQSError` to raise for botocore's exception. An `SQSError` is returned unchanged.
 
-    The exception is its `__cause__`, except where settings are wrong: boto3's frames say nothing about these.
-    An `SQSError` is returned as it is. Where botocore made another request for the action, such as
-    AssumeRole, the message names that one.
+    The exception becomes its `__cause__`, unless settings are wrong: then boto3's traceback does not help. If
+    another request failed on the way, such as AssumeRole, the message names it.
     """
     if isinstance(exc, SQSError):
         return exc
@@ -146,22 +133,22 @@ def translate(exc: Exception, action: str, service: str = "sqs") -> SQSError:
         operation = getattr(exc, "operation_name", action)
         shorten(exc)
         error = _answered(response["Error"], status, action, operation, service)
-        if FIRST_REDIRECT_STATUS <= status < FIRST_ERROR_STATUS:
+        if status in range(300, 400):  # botocore follows no redirects of SQS
             location = response["ResponseMetadata"].get("HTTPHeaders", {}).get("location")
             error = reword(error, f"{error} (redirected to {location or 'nowhere'}: check the endpoint)")
     else:
         cls = _class_of_exception(exc)
         error = cls(_unanswered(cls, exc, action, service), code=type(exc).__name__, action=action)
         if cls not in (UnavailableError, AnswerLostError):
-            return error  # its sentence says all
+            return error
     error.__cause__ = exc
     return error
 
 
 def shorten(exc: Exception) -> None:
-    """Cut botocore's exception for an answer without a code to a line: it has the whole page of a proxy.
+    """Shorten botocore's exception to one line if the answer was a page, for example a proxy's.
 
-    A traceback shows the exception that caused ours, too.
+    Tracebacks show it as the cause of our error.
     """
     response = getattr(exc, "response", None) or {}
     status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
@@ -170,16 +157,16 @@ def shorten(exc: Exception) -> None:
 
 
 def _is_page(error: Mapping[str, Any], status: object) -> bool:
-    """Whether an answer has no code: botocore puts the status in its place, and the body as the message."""
+    """Return whether an answer has no code. botocore then uses the status as code and the body as message."""
     return not error.get("QueryErrorCode") and str(error.get("Code") or "") in ("", str(status))
 
 
 def _line_of(page: str) -> str:
-    return truncated(" ".join(_TAGS.sub(" ", page).split()), BODY_CHARACTERS)
+    return truncated(" ".join(re.sub(r"<[^<>]*>", " ", page).split()), 200)
 
 
 def is_unanswered(error: Exception) -> bool:
-    """Whether there was no answer in time, or nobody to give one: the next request would wait, too."""
+    """Return whether there was no answer in time, so that the next request would probably wait too."""
     return isinstance(error, UnavailableError) and error.code in _SILENCES
 
 
@@ -191,50 +178,53 @@ def _class_of_exception(exc: Exception) -> type[SQSError]:
 
 
 def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
-    """Return the error for an exception of boto3's that was raised in place of making a client."""
+    """Return the error for an exception that boto3 raised when it should make a client."""
     return RequestRefusedError(
         _unanswered(RequestRefusedError, exc, action), code=type(exc).__name__, action=action
     )
 
 
-#: Names of services that are no abbreviations.
-_NAMES: Final = {"cloudwatch": "CloudWatch", "dynamodb": "DynamoDB"}
+#: Names of services that are not simply upper case.
+_SERVICE_NAMES: Final = {"cloudwatch": "CloudWatch", "dynamodb": "DynamoDB"}
 
 
 def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str = "sqs") -> str:
-    """Return the sentence for a request that was not answered, or not sent."""
+    """Return the message for a request that was not answered, or not sent."""
     code, reason = type(exc).__name__, str(exc).rstrip(".")
     if code == "NoCredentialsError":
         return f"no AWS credentials were found; {_GIVE_CREDENTIALS}"
     if cls is CredentialsRefusedError:
-        return f"no AWS credentials can be had: {reason}; {_GIVE_CREDENTIALS}"
+        return f"AWS credentials could not be loaded: {reason}; {_GIVE_CREDENTIALS}"
     if cls is RequestRefusedError:
-        return f"the settings are wrong: {reason}; {_CORRECT_SETTINGS}"
+        return (
+            f"the settings are wrong: {reason}; correct the region, the endpoint or the option client-config"
+        )
     if cls is TLSError:
         remedies = [remedy for name, remedy in _TLS_REMEDIES.items() if name in reason]
         return f"{action} got no answer over TLS: {'; '.join((reason, *remedies))}"
-    return f"{action} got no answer from {_NAMES.get(service, service.upper())}: {_reason_of_silence(exc)}"
+    asked = _SERVICE_NAMES.get(service, service.upper())
+    return f"{action} got no answer from {asked}: {_reason_of_silence(exc)}"
 
 
 def _reason_of_silence(exc: Exception) -> str:
     name, reason = type(exc).__name__, str(exc).rstrip(".")
-    if type(exc) is KeyError:  # ours: botocore reads a page as an answer without any member
+    if type(exc) is KeyError:  # raised by us: botocore parses a page as an answer without members
         return f"its answer has no {exc}: is the endpoint right, or does a proxy answer with a page?"
     if not type(exc).__module__.startswith("botocore"):
         return f"{name}: {exc}"
     if name == "ConnectionClosedError" and "http://" in reason:
-        return f"{reason} (if the endpoint speaks TLS, set the option is_secure, or write https://)"
+        return f"{reason} (if the endpoint uses TLS, set the option is_secure, or write https://)"
     return reason
 
 
 def reword(error: E, sentence: str) -> E:
-    """Return an error of the same class and code that says `sentence`; raise it from `error`."""
+    """Return an error of the same class and code with the message `sentence`. Raise it from `error`."""
     return type(error)(sentence, code=error.code, action=error.action)
 
 
 def translate_entry(entry: Mapping[str, Any], action: str, service: str = "sqs") -> SQSError:
     """Return the error of one entry of a batch (API_BatchResultErrorEntry)."""
-    # Without a known code it is the server's fault, unless SQS says that it is ours.
+    # If the code is unknown, SenderFault tells whether a retry may help.
     status = 0 if entry.get("SenderFault", True) else _SERVER_ERROR_STATUS
     return _answered(entry, status, action, action, service)
 
@@ -254,7 +244,10 @@ def _answered(error: Mapping[str, Any], status: int, action: str, operation: str
     if cls is AccessDeniedError and operation == action and not (code.startswith("Kms") or "kms:" in message):
         sentence += f" (the permission is {service}:{_PERMISSIONS.get(action, action.removesuffix('Batch'))})"
     if cls is CredentialsRefusedError:
-        sentence = f"{sentence.rstrip('.')} (the AWS credentials: {_CHECK_CREDENTIALS})"
+        sentence = (
+            f"{sentence.rstrip('.')} (check the AWS credentials in the environment, the profile, the role or "
+            "broker_url)"
+        )
     return cls(sentence, code=code, action=action)
 
 
@@ -266,7 +259,7 @@ def _class_by_status(status: int, *, has_code: bool) -> type[SQSError]:
 
 
 def _short(code: str) -> str:
-    """Drop a code's namespace: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
+    """Return a code without its namespace: "AWS.SimpleQueueService.", "com.amazonaws.sqs#", "KMS."."""
     namespace, _, name = code.rpartition("#")[2].rpartition(".")
     if name.startswith("KMS"):  # SNS writes "KMSDisabled" where SQS writes "KMS.DisabledException"
         name = f"Kms{name.removeprefix('KMS')}"

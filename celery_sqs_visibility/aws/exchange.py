@@ -1,6 +1,6 @@
-"""One exchange of HTTP: a request that is ready to be sent, and its answer, over a connection of urllib3's.
+"""One HTTP request and its answer, over a connection from urllib3.
 
-Most answers of SQS have a short head and a length. They are read here; `http.client` reads all others.
+Most answers from SQS have a short head and a Content-Length. These are parsed here, others by `http.client`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     import io
     from collections.abc import Mapping
 
-#: The head of an answer that has succeeded, in one piece with the beginning of its body.
+#: The head of a success, if the first read has all of it.
 PLAIN_HEAD: Final = re.compile(rb"HTTP/1\.1 200 .*?\r\n\r\n", re.DOTALL)
 LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)[ \t]*\r\n", re.IGNORECASE)
 
-#: Headers by which a body, or the connection, ends otherwise.
+#: Headers of answers that are chunked, or end the connection.
 OTHERWISE: Final = re.compile(
     rb"\r\n(?:transfer-encoding:|connection:(?![ \t]*keep-alive[ \t]*\r\n))", re.IGNORECASE
 )
 
-#: Bytes read at once: the answer to a poll, with ten messages, is seldom longer.
+#: The answer to a poll with ten messages is rarely longer.
 BUFFER_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer, as botocore's parsers read it. The headers of a plain success are left out."""
+    """An answer for botocore's parsers. `headers` is empty for a plain success."""
 
     status_code: int
     content: bytes
@@ -40,13 +40,13 @@ class Answer:
 
 
 def exchange(sock: Any, request: bytes) -> Answer:
-    """Send a request, head and body, and read its answer. The socket has its timeout. Any thread.
+    """Send a request and return its answer, within the socket's timeout. Any thread.
 
     Raises:
-        OSError: of the socket; it is a TimeoutError where no answer came in time.
-        http.client.HTTPException: the answer is no HTTP.
+        OSError: the socket's; a TimeoutError if no answer came in time.
+        http.client.HTTPException: the answer is not HTTP.
     """
-    # A server may refuse a request before it has all of it, and end the connection: its answer is there.
+    # A server may answer and close the connection before it has read the whole request.
     with suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(request)
     with sock.makefile("rb", BUFFER_BYTES) as stream:
@@ -62,15 +62,15 @@ def exchange(sock: Any, request: bytes) -> Answer:
 
 def _read_by_http_client(stream: io.BufferedReader) -> Answer:
     connection: Any = SimpleNamespace(makefile=lambda _mode: stream)
-    # Closed here: its finalizer would find the stream closed, and say so (Python 3.13).
+    # Closed here, because its finalizer would complain about the closed stream (Python 3.13).
     with http.client.HTTPResponse(connection, method="POST") as response:
         response.begin()
-        stays = not response.will_close
+        keeps_connection = not response.will_close
         try:
             content = response.read()
         except http.client.IncompleteRead as cut_off:
             if response.chunked:
                 raise
-            # botocore takes what there is of an answer with a length
-            content, stays = cut_off.partial, False
-        return Answer(response.status, content, response.headers, stays)
+            # As botocore, accept a part of an answer that has a Content-Length.
+            content, keeps_connection = cut_off.partial, False
+        return Answer(response.status, content, response.headers, keeps_connection)

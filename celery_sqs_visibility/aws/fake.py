@@ -44,13 +44,8 @@ ACCOUNT: Final = "000000000000"
 REGION: Final = "us-east-1"
 ENDPOINT: Final = f"memory://{REGION}"
 
-#: Seconds between two purges of a queue, and between a queue's end and another's beginning of its name.
+#: Seconds between two purges of a queue, and until a deleted queue's name can be used again.
 MINUTE_SECONDS: Final = 60
-
-_DELETED_RECENTLY: Final = (
-    f"You must wait {MINUTE_SECONDS} seconds after deleting a queue before you can create another with the "
-    "same name."
-)
 
 
 class FakeSQS(SQS):
@@ -63,22 +58,22 @@ class FakeSQS(SQS):
         sqs.send(queue.url, OutgoingMessage("a task"))
         sqs.fail_next("DeleteMessageBatch", ThrottledError("slow down"))
 
-    It answers as Amazon does, as far as anybody has recorded it: docs/fidelity.md has each behaviour, and who
-    says so. What differs or is open is a switch: an argument, and an attribute that may be set at any time.
-    It does not know: in-flight limits, permissions, encryption, and that a standard queue may keep back
-    messages, or bring one twice.
+    It answers as SQS does, as far as that is documented or recorded: docs/fidelity.md lists behaviours and
+    sources. Open questions are arguments, which are also attributes that can be changed at any time. It
+    does not simulate in-flight limits, permissions and encryption, nor standard queues that withhold messages
+    or deliver one twice.
 
     Args:
-        clock: where time comes from. A long poll waits with a `SystemClock`; with any other clock it returns
-            at once, since nobody can turn the hands of a clock while waiting for it.
+        clock: the time. Long polls wait only with a `SystemClock`, because nobody can advance another clock
+            while waiting for it.
         late_change: the effect of a visibility change after the visibility timeout.
-        late_fifo_change: the same of a FIFO queue.
-        old_handle_deletes: whether an old handle deletes a standard queue's message that was received anew.
-            It is answered yes in any case.
-        names_rest: whether no queue can be created under a deleted queue's name for 60 seconds.
+        late_fifo_change: the same for FIFO queues.
+        old_handle_deletes: lets an old handle delete a message in a standard queue that was received again.
+            The answer is a success either way.
+        names_rest: refuses to create a queue within 60 seconds after one of that name was deleted.
 
     Attributes:
-        calls: every call so far: the API action, and the arguments by the port's names.
+        calls: every call so far, as the API action and the arguments by the port's names.
     """
 
     def __init__(
@@ -94,9 +89,9 @@ class FakeSQS(SQS):
         self._waits = isinstance(clock, SystemClock)
         self._changed = threading.Condition()  # guards everything below
         self._queues: dict[str, FakeQueue] = {}
-        self._deleted: dict[str, float] = {}  # by URL: when, on the monotonic clock
+        self._deleted: dict[str, float] = {}  # URL to monotonic instant
         self._purged: dict[str, float] = {}  # likewise
-        self._moves: dict[str, MoveTask] = {}  # the latest of each source
+        self._moves: dict[str, MoveTask] = {}  # the latest by source ARN
         self._failures: dict[str, deque[tuple[SQSError, int | None, bool]]] = defaultdict(deque)
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.late_change = late_change
@@ -107,13 +102,13 @@ class FakeSQS(SQS):
     def fail_next(
         self, action: str, error: SQSError, position: int | None = None, *, carried_out: bool = False
     ) -> None:
-        """Let the next call of an API action raise an error, and do nothing else. Errors queue up.
+        """Let the next call of an API action fail, without any other effect. Repeated calls add up.
 
         Args:
             action: for example `"DeleteMessageBatch"`.
             error: the error to raise.
-            position: in a batch, fail only this entry; the others go ahead.
-            carried_out: raise it when the call has done its work: the answer is lost.
+            position: fail only this entry of a batch.
+            carried_out: raise the error after the call has taken effect, as if the answer was lost.
         """
         with self._changed:
             self._failures[action].append((error, position, carried_out))
@@ -122,7 +117,7 @@ class FakeSQS(SQS):
         return Location(REGION, ENDPOINT)
 
     def reach(self) -> None:
-        """It is in this process; `fail_next("connect", ...)` has it out of reach. No call, as no request."""
+        """Succeed unless `fail_next("connect", ...)` was called. Not in `calls`, as it makes no request."""
         with self._changed:
             if self._failures["connect"]:
                 raise self._failures["connect"].popleft()[0]
@@ -158,7 +153,7 @@ class FakeSQS(SQS):
         return received
 
     def discard_idle_connections(self) -> None:
-        pass  # there are none
+        pass
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         action = "DeleteMessageBatch"
@@ -222,7 +217,11 @@ class FakeSQS(SQS):
         with self._call(action, name=name, attributes=dict(attributes), tags=dict(tags)):
             require_creation(action, name, attributes)
             deleted = self._deleted.get(_url(name)) if self.names_rest else None
-            self._require_minute(deleted, action, _DELETED_RECENTLY, "QueueDeletedRecently")
+            sentence = (
+                f"You must wait {MINUTE_SECONDS} seconds after deleting a queue before you can create "
+                "another with the same name."
+            )
+            self._require_minute(deleted, action, sentence, "QueueDeletedRecently")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
             return self._queues.setdefault(_url(name), queue).url
@@ -254,7 +253,7 @@ class FakeSQS(SQS):
             queue.purge()
 
     def delete_queue(self, queue_url: str) -> None:
-        """DeleteQueue. A long poll that waits there fails."""
+        """DeleteQueue. Long polls that wait for the queue fail."""
         with self._call("DeleteQueue", queue_url=queue_url):
             del self._queues[self._queue("DeleteQueue", queue_url).url]
             self._deleted[queue_url] = self._clock.monotonic()
@@ -273,7 +272,7 @@ class FakeSQS(SQS):
             self._queue("TagQueue", queue_url).tags.update(tags)
 
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
-        """StartMessageMoveTask. It ends at once."""
+        """StartMessageMoveTask. The task completes at once."""
         action = "StartMessageMoveTask"
         with self._call(action, source=source_arn, destination=destination_arn, per_second=per_second):
             by_arn = {queue.arn: queue for queue in self._queues.values()}
@@ -294,7 +293,7 @@ class FakeSQS(SQS):
 
     @contextmanager
     def _call(self, action: str, **arguments: Any) -> Iterator[dict[int, SQSError]]:
-        """Record a call and hold the lock for it; raise or yield the errors of `fail_next`."""
+        """Record a call and hold the lock during it. Raises or yields the errors of `fail_next`."""
         with self._changed:
             self.calls.append((action, arguments))
             failures = self._failures[action]
@@ -326,7 +325,7 @@ class FakeSQS(SQS):
         return queue
 
     def _require_minute(self, since: float | None, action: str, sentence: str, code: str) -> None:
-        """Refuse a request within a minute of an instant on the monotonic clock."""
+        """Refuse a request within a minute after a monotonic instant."""
         if since is not None and self._clock.monotonic() - since < MINUTE_SECONDS:
             raise ThrottledError(sentence, code=code, action=action)
 
@@ -344,7 +343,7 @@ def _no_queue(action: str, queue: str) -> QueueDoesNotExistError:
 
 
 def as_received(message: StoredMessage, options: ReceiveOptions) -> ReceivedMessage:
-    """The message as ReceiveMessage answers it."""
+    """Return a message as ReceiveMessage does."""
     answer = ReceivedMessage(
         MessageId=message.id,
         ReceiptHandle=message.handle or "",

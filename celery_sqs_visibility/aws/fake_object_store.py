@@ -1,4 +1,4 @@
-"""A bucket in memory, for tests without a server."""
+"""S3 in memory, for tests without a server."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class FakeObjectStore(ObjectStore):
-    """A bucket in this process's memory. Usable from any thread, each step being one.
+    """A bucket in this process's memory. Any thread.
 
     Attributes:
-        objects: the content of each key.
-        calls: the API action of every call so far.
+        objects: keys and their content.
+        calls: the API actions called so far.
     """
 
     def __init__(self, bucket: str = "payloads") -> None:
@@ -32,7 +32,7 @@ class FakeObjectStore(ObjectStore):
         return self._bucket
 
     def fail_next(self, action: str, *errors: SQSError) -> None:
-        """Let the next calls of an API action raise these errors, and do nothing else."""
+        """Let the next calls of an API action raise these errors, without any other effect."""
         self._failures[action] += errors
 
     def put(self, key: str, content: bytes) -> None:

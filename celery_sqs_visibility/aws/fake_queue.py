@@ -1,6 +1,6 @@
-"""One queue of the fake SQS: the life of its messages, with the time as an argument and no lock.
+"""A queue of the fake SQS: its messages and their visibility. Without a clock or a lock.
 
-Source of the rules: "Amazon SQS visibility timeout", "FIFO queue delivery logic" and the API reference.
+Sources: "Amazon SQS visibility timeout", "FIFO queue delivery logic" and the API reference.
 """
 
 from __future__ import annotations
@@ -24,13 +24,8 @@ if TYPE_CHECKING:
 #: Seconds during which a FIFO queue drops a second message with the same deduplication id.
 DEDUPLICATION_SECONDS: Final = 300
 
-#: Seconds during which a FIFO queue answers the same ReceiveRequestAttemptId with the same messages.
+#: Seconds during which a FIFO queue returns the same messages for the same ReceiveRequestAttemptId.
 ATTEMPT_SECONDS: Final = 300
-
-BEYOND_HORIZON: Final = (
-    "Value %s for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is "
-    f"beyond the limit [{VISIBILITY_HORIZON_SECONDS} seconds]."
-)
 
 NOT_IN_FLIGHT: Final = "Message does not exist or is not available for visibility timeout change."
 
@@ -40,13 +35,13 @@ _sequence = itertools.count(1)
 class LateChange(enum.Enum):
     """Effect of a visibility change after the visibility timeout."""
 
-    DOES_NOTHING = "it is answered yes, and the message stays visible"
+    DOES_NOTHING = "it succeeds, but the message stays visible"
     HIDES = "it hides the message again"
     IS_REFUSED = "it is refused"
 
 
 class Now(NamedTuple):
-    """One instant. Visibility counts on the monotonic clock, timestamps show the wall clock."""
+    """An instant on both clocks: visibility uses the monotonic clock, timestamps the wall clock."""
 
     monotonic: float
     wall: float
@@ -54,10 +49,13 @@ class Now(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class StoredMessage:
-    """One message in a queue. `handle` is the newest; `received_at` and `visible_at` are monotonic.
+    """A message in a queue. Instants are monotonic.
 
-    `attempt_id` is that of its latest receive, until its visibility is changed; `place` is its queue's, by
-    which the message that came first is the lowest. `sent_at` is monotonic: retention counts from there.
+    Attributes:
+        sent_at: start of the retention period.
+        handle: the newest receipt handle.
+        attempt_id: that of the latest receive, until the visibility is changed.
+        place: the order of arrival in its queue.
     """
 
     id: str
@@ -75,18 +73,15 @@ class StoredMessage:
     place: int = 0
 
     def system_attributes(self) -> dict[str, str]:
-        """Return all of MessageSystemAttributes."""
+        """Return all system attributes."""
         return {**self.system, "ApproximateReceiveCount": str(self.receive_count)}
 
 
 @dataclass(slots=True, eq=False)
 class FakeQueue:
-    """A queue of a `FakeSQS`: CreateQueue's attributes, and the messages in the order they were sent.
+    """A queue of a `FakeSQS`, which holds its lock during all calls.
 
-    `FakeSQS` makes queues and holds its lock while it calls them. Tests may use one alone, in one thread.
-
-    A backlog of a million messages makes a call no slower, but where one looks at all of them: the counts,
-    a move to another queue, and the receives of a FIFO queue, of which a group may be locked.
+    A large backlog slows down only counts, moves to another queue, and receives of a FIFO queue.
     """
 
     url: str
@@ -94,8 +89,8 @@ class FakeQueue:
     attributes: dict[str, str]
     tags: dict[str, str] = field(default_factory=dict)
     _messages: dict[StoredMessage, None] = field(default_factory=dict)
-    # Heaps of a standard queue. What they have of a message that is gone, or was hidden anew, is passed over.
-    # The first by place, the second by `visible_at`, then place.
+    # Heaps of a standard queue, by place, and by `visible_at` and place. Entries of messages that were
+    # deleted or hidden again are skipped.
     _visible: list[tuple[int, StoredMessage]] = field(default_factory=list)
     _timed: list[tuple[float, int, StoredMessage]] = field(default_factory=list)
     _places: Iterator[int] = field(default_factory=itertools.count)
@@ -105,28 +100,28 @@ class FakeQueue:
 
     @property
     def fifo(self) -> bool:
-        """Whether order within a group is kept."""
+        """Return whether this is a FIFO queue."""
         return self.attributes.get("FifoQueue") == "true"
 
     @property
     def redrive(self) -> Redrive | None:
-        """The redrive policy."""
+        """Return the redrive policy, if any."""
         return parse_redrive_policy(self.attributes)
 
     @property
     def messages(self) -> list[StoredMessage]:
-        """All messages, hidden ones included, in the order they were sent."""
+        """Return all messages, including hidden ones, in the order they were sent."""
         return list(self._messages)
 
     def purge(self) -> None:
-        """Forget all messages, and their deduplication ids."""
+        """Delete all messages, and forget their deduplication ids."""
         self._recently_sent.clear()
         self._messages.clear()
         self._visible.clear()
         self._timed.clear()
 
     def send(self, message: OutgoingMessage, now: Now) -> str:
-        """Add a message, unless it is a duplicate; return its id, or that of the original."""
+        """Add a message, unless it is a duplicate. Returns its id, or that of the original."""
         system = {"SenderId": "AIDAMEMORY", "SentTimestamp": str(int(now.wall * 1000))}
         if message.group_id is not None:
             system["MessageGroupId"] = message.group_id
@@ -163,7 +158,7 @@ class FakeQueue:
         self._time(message)
 
     def _time(self, message: StoredMessage) -> None:
-        """It is added, or its `visible_at` was set."""
+        """Note that a message was added, or its `visible_at` set."""
         if not self.fifo:
             heapq.heappush(self._timed, (message.visible_at, message.place, message))
 
@@ -175,10 +170,10 @@ class FakeQueue:
     def receive(
         self, limit: int, timeout: int | None, now: Now, attempt_id: str | None = None
     ) -> tuple[list[StoredMessage], list[StoredMessage]]:
-        """Hand out visible messages and hide them; to the same attempt the same messages once more.
+        """Return visible messages and hide them. A repeated attempt gets the same messages again.
 
         Returns:
-            The messages received, and those that left this queue for its dead-letter queue instead.
+            The messages received, and those that go to the dead-letter queue instead.
         """
         seconds = int(self.attributes.get("VisibilityTimeout", "30")) if timeout is None else timeout
         if attempt_id is None:
@@ -186,7 +181,7 @@ class FakeQueue:
         began, received = self._attempts.get(attempt_id, (now.monotonic, []))
         dead: list[StoredMessage] = []
         known = received and now.monotonic - began < ATTEMPT_SECONDS
-        # Nobody may have deleted them, changed their visibility or received them since.
+        # Unless one was deleted, received again or its visibility changed since.
         if not (known and all(m in self._messages and m.attempt_id == attempt_id for m in received)):
             began, (received, dead) = now.monotonic, self._hand_out(limit, seconds, now)
         for message in received:
@@ -219,12 +214,12 @@ class FakeQueue:
         return received, dead
 
     def _first_visible(self, now: Now) -> Iterator[StoredMessage]:
-        """Messages that a receive hands out of a standard queue, taken out of the heap, each once."""
+        """Yield visible messages of a standard queue, and remove them from the heap."""
         while self._timed and self._timed[0][0] <= now.monotonic:
             at, place, message = heapq.heappop(self._timed)
             if message in self._messages and message.visible_at == at:
                 heapq.heappush(self._visible, (place, message))
-        before = None  # entries of one message are neighbours
+        before = None  # duplicate entries of a message are adjacent
         while self._visible:
             _, message = heapq.heappop(self._visible)
             if message is not before and message in self._messages and message.visible_at <= now.monotonic:
@@ -235,7 +230,7 @@ class FakeQueue:
             before = message
 
     def _available(self, now: Now) -> list[StoredMessage]:
-        """Messages that a receive may hand out: group by group, none behind a hidden one of its group."""
+        """Return visible messages group by group, without those behind a hidden message of their group."""
         closed: set[str] = set()
         by_group: dict[str | StoredMessage, list[StoredMessage]] = {}
         for message in list(self._messages):
@@ -255,15 +250,15 @@ class FakeQueue:
         return [message for message in self._messages if message.visible_at > now.monotonic]
 
     def add_dead_letter(self, message: StoredMessage, source_arn: str, now: Now) -> None:
-        """Add a message that its queue, `source_arn`, gave up. Its id, its age and its receives go on."""
+        """Add a message from the queue `source_arn`. It keeps its id, age and receive count."""
         message.system["DeadLetterQueueSourceArn"] = source_arn
         message.handle, message.visible_at = None, now.monotonic
-        if self.fifo:  # a standard queue's keeps the age it had
+        if self.fifo:  # here the retention period starts anew
             message.sent_at = now.monotonic
         self._add(message)
 
     def move_to(self, target: FakeQueue, now: Now) -> int:
-        """Move visible messages, as a redrive does: each is new there. Return their number."""
+        """Move visible messages to another queue as new messages. Returns their number."""
         moving = self._available(now)
         for message in moving:
             attributes = message.message_attributes
@@ -273,9 +268,9 @@ class FakeQueue:
         return len(moving)
 
     def delete(self, handle: str, now: Now, *, by_any: bool = False) -> None:
-        """Delete the message, if this is its newest handle; an older one is answered yes and does nothing.
+        """Delete the message if this is its newest handle. An older one does nothing, unless `by_any` is set.
 
-        `by_any` lets older ones delete, too. A FIFO queue refuses these, and a handle that is late.
+        A FIFO queue refuses older and expired handles.
         """
         action = "DeleteMessageBatch"
         message = self._message(handle, action)
@@ -287,9 +282,9 @@ class FakeQueue:
             del self._messages[message]
 
     def change_visibility(self, handle: str, seconds: int, now: Now, late: LateChange) -> None:
-        """Hide the message for `seconds` from now: by an older handle, too, but in a FIFO queue.
+        """Hide the message for `seconds` from now. Only FIFO queues refuse older handles.
 
-        `late` is the effect of a change of a message that is visible again.
+        `late` says what happens if the message is visible again.
         """
         action = "ChangeMessageVisibilityBatch"
         message = self._message(handle, action)
@@ -297,7 +292,13 @@ class FakeQueue:
             raise invalid_handle(action, NOT_IN_FLIGHT)
         total = now.monotonic - message.received_at + seconds
         if not 0 <= seconds <= VISIBILITY_HORIZON_SECONDS or total > VISIBILITY_HORIZON_SECONDS:
-            raise refused(action, BEYOND_HORIZON % seconds)
+            reason = (
+                "Total VisibilityTimeout for the message is beyond the limit "
+                f"[{VISIBILITY_HORIZON_SECONDS} seconds]."
+            )
+            raise refused(
+                action, f"Value {seconds} for parameter VisibilityTimeout is invalid. Reason: {reason}"
+            )
         if message.visible_at <= now.monotonic and late is not LateChange.HIDES:
             if late is LateChange.IS_REFUSED:
                 raise invalid_handle(action, NOT_IN_FLIGHT)
@@ -312,7 +313,7 @@ class FakeQueue:
         return self._handles[handle]
 
     def next_change(self, now: Now) -> float:
-        """Return the seconds until the next hidden message is visible; infinity if none is hidden."""
+        """Return the seconds until a hidden message becomes visible; infinity if none is hidden."""
         if self.fifo:
             return min((m.visible_at - now.monotonic for m in self._hidden(now)), default=float("inf"))
         while self._timed:
@@ -323,7 +324,7 @@ class FakeQueue:
         return float("inf")
 
     def counts(self, now: Now) -> dict[str, str]:
-        """Return the three attributes with the numbers of messages."""
+        """Return the three attributes that count messages."""
         for message in [message for message in self._messages if self._has_expired(message, now)]:
             del self._messages[message]
         hidden = self._hidden(now)

@@ -1,6 +1,6 @@
-"""Refusals of SQS, for the fake: names, queue attributes and messages, in SQS's own codes and words.
+"""Validation by the fake SQS of names, queue attributes and messages, with SQS's own codes and sentences.
 
-Each rule has a row in tests/conformance/behaviours.jsonl, which names who recorded it.
+Each rule has a row in tests/conformance/behaviours.jsonl with its source.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ DEFAULTS: Final = {
     "VisibilityTimeout": "30",
 }
 
-#: Attributes that a queue has, but cannot be given.
-_COUNTED: Final = frozenset(
+#: Read-only attributes.
+_READ_ONLY: Final = frozenset(
     {
         "All",
         "ApproximateNumberOfMessages",
@@ -65,40 +65,30 @@ _COUNTED: Final = frozenset(
     }
 )
 
-#: What MessageGroupId and MessageDeduplicationId may be.
-_ID: Final = re.compile(r"[!-~]{1,128}")
-
-_DATA_TYPE: Final = re.compile(r"(?:String|Number|Binary)(?:\..+)?")
-_RESERVED_NAME: Final = re.compile(r"(?:aws|amazon)\.", re.IGNORECASE)
-
-_NO_DEDUPLICATION_ID: Final = (
-    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
-    "explicitly"
-)
 _NO_GROUP: Final = "The request must contain the parameter MessageGroupId."
 
 
 def refused(action: str, sentence: str, code: str = "InvalidParameterValue") -> RequestRefusedError:
-    """Return the error of a request that is wrong."""
+    """Return the error for an invalid request."""
     return RequestRefusedError(sentence, code=code, action=action)
 
 
 def invalid_handle(
     action: str, sentence: str, code: str = "InvalidParameterValue"
 ) -> ReceiptHandleInvalidError:
-    """Return the error of a handle that holds nothing."""
+    """Return the error for an invalid receipt handle."""
     return ReceiptHandleInvalidError(sentence, code=code, action=action)
 
 
 def require_range(action: str, name: str, value: int, low: int, high: int) -> None:
-    """Refuse a parameter that is out of range."""
+    """Refuse a parameter out of range."""
     if not low <= value <= high:
         reason = f"Must be between {low} and {high}, if provided."
         raise refused(action, f"Value {value} for parameter {name} is invalid. Reason: {reason}")
 
 
 def require_batch_size(action: str, entries: int) -> None:
-    """Refuse a batch without entries, or with too many."""
+    """Refuse a batch without entries or with too many."""
     if not entries:
         raise refused(action, "The batch has no entries.", "EmptyBatchRequest")
     if entries > BATCH_ENTRIES:
@@ -107,14 +97,14 @@ def require_batch_size(action: str, entries: int) -> None:
 
 
 def require_creation(action: str, name: str, attributes: Mapping[str, str]) -> None:
-    """Refuse a queue's name, or attributes that a queue of that name cannot have."""
+    """Refuse an invalid queue name, or attributes that don't go with it."""
     if why_illegal(name) or name.endswith(FIFO_SUFFIX) != (attributes.get(FIFO) == "true"):
         raise refused(action, f"{name!r} with {dict(attributes)} cannot be a queue's name.")
     require_settings(action, attributes, fifo=name.endswith(FIFO_SUFFIX))
 
 
 def require_settings(action: str, attributes: Mapping[str, str], *, fifo: bool) -> None:
-    """Refuse attributes that no queue can be given, or none of that kind."""
+    """Refuse invalid attributes, and those of FIFO queues for a standard queue."""
     for name, value in attributes.items():
         if name not in ATTRIBUTES or (name in FIFO_ATTRIBUTES and not fifo):
             raise refused(action, f"Unknown Attribute {name}.", "InvalidAttributeName")
@@ -130,22 +120,22 @@ def _require_redrive_policy(action: str, text: str) -> None:
     try:
         policy = json.loads(text)
         receives = int(policy["maxReceiveCount"])
-        found = "deadLetterTargetArn" in policy and receives > 0
+        is_valid = "deadLetterTargetArn" in policy and receives > 0
     except (KeyError, TypeError, ValueError):
-        found = False
-    if not found:
+        is_valid = False
+    if not is_valid:
         raise refused(action, f"Value {text} for parameter {REDRIVE_POLICY} is invalid.")
 
 
 def require_attribute_names(action: str, names: Iterable[str]) -> None:
-    """Refuse names of attributes that no queue has."""
+    """Refuse unknown attribute names."""
     for name in names:
-        if name not in ATTRIBUTES and name not in _COUNTED:
+        if name not in ATTRIBUTES and name not in _READ_ONLY:
             raise refused(action, f"Unknown Attribute {name}.", "InvalidAttributeName")
 
 
 def require_batch(action: str, queue: Mapping[str, str], messages: Sequence[OutgoingMessage]) -> None:
-    """Refuse a whole batch for its size, or for one message that a FIFO queue cannot place.
+    """Refuse a whole batch for its size, or for a message without its group or deduplication id.
 
     `queue` has the attributes of the queue.
     """
@@ -162,7 +152,7 @@ def require_batch(action: str, queue: Mapping[str, str], messages: Sequence[Outg
 
 
 def require_message(action: str, queue: Mapping[str, str], message: OutgoingMessage) -> None:
-    """Refuse a message that SQS does not take for a queue with these attributes."""
+    """Refuse a message that a queue with these attributes does not accept."""
     fifo = queue.get(FIFO) == "true"
     if not message.body:
         raise refused(action, "The request must contain the parameter MessageBody.", "MissingParameter")
@@ -194,11 +184,15 @@ def _require_delay(action: str, delay: int | None, *, fifo: bool) -> None:
 
 def _require_deduplication_id(action: str, queue: Mapping[str, str], message: OutgoingMessage) -> None:
     if message.deduplication_id is None and queue.get("ContentBasedDeduplication") != "true":
-        raise refused(action, _NO_DEDUPLICATION_ID)
+        raise refused(
+            action,
+            "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId "
+            "provided explicitly",
+        )
 
 
 def _require_id(action: str, name: str, value: str | None) -> None:
-    if value is not None and not _ID.fullmatch(value):
+    if value is not None and not re.fullmatch(r"[!-~]{1,128}", value):
         reason = f"{name} can only include alphanumeric and punctuation characters. 1 to 128 in length."
         raise refused(action, f"Value {value} for parameter {name} is invalid. Reason: {reason}")
 
@@ -209,6 +203,8 @@ def _require_attribute(action: str, name: str, attribute: Mapping[str, Any]) -> 
         sentence = f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'."
         raise refused(action, sentence)
     if text is not None and escape_illegal(text) != text:
-        raise refused(action, f"Message (user) attribute '{name}' has characters that XML does not know.")
-    if _RESERVED_NAME.match(name) or not _DATA_TYPE.fullmatch(kind):
+        raise refused(action, f"Message (user) attribute '{name}' has characters that XML does not allow.")
+    if name.lower().startswith(("aws.", "amazon.")) or not re.fullmatch(
+        r"(String|Number|Binary)(\..+)?", kind
+    ):
         raise refused(action, f"The name of message (user) attribute '{name}', or its type, is invalid.")

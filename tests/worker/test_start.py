@@ -67,7 +67,7 @@ def test_a_region_that_nobody_configured_is_warned_of(make_site):
             INVALID,
             {},
             "us-east-1",
-            ["InvalidClientTokenId", "check those in the environment, the profile, the role or broker_url"],
+            ["InvalidClientTokenId", "check the AWS credentials in the environment, the profile, the role"],
         ),
         (None, ELSEWHERE, "nowhere-1", ["botocore knows no region 'nowhere-1'"]),
         (None, ELSEWHERE, "not a region", ["'not a region' doesn't match"]),

@@ -172,7 +172,7 @@ def test_of_wrong_settings_the_sentence_says_what_to_do(exception, said):
 
 
 def test_refused_credentials_are_said_to_be_checked_but_not_for_a_wrong_clock():
-    hint = "the AWS credentials: check those in the environment"
+    hint = "check the AWS credentials in the environment"
     assert hint in str(translate(answer("InvalidClientTokenId", "no."), "ReceiveMessage"))
     assert hint not in str(translate(answer("RequestExpired", "no."), "ReceiveMessage"))
 
