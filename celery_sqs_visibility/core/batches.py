@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Settlement
+from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,
@@ -28,26 +28,22 @@ if TYPE_CHECKING:
 #: Errors after which nothing is tried again.
 FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
 
-#: The error of a visibility change or a dead letter that could not be sent in time.
+#: The error of a visibility change that could not be sent in time.
 TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it could be settled")
 
 #: A delete that has met another lingers for this many windows: more deletes are likely to come.
 DELETE_LINGER_WINDOWS: Final = 5
 
 
-class LetterRefusedError(RequestRefusedError):
-    """No dead-letter queue takes the letter: the letter's `otherwise` is carried out instead."""
-
-
 class PendingSettlement(NamedTuple):
-    """A settlement to be carried out, not `Lapse`; it lingers from the monotonic instant `since`.
+    """A settlement to be carried out by a request; it lingers from the monotonic instant `since`.
 
     After a try whose answer was lost SQS may have carried it out, and may show a message that was hidden
     from `done_by` on.
     """
 
     delivery: Delivery
-    settlement: Settlement
+    settlement: Delete | Hide
     since: float
     failures: int = 0
     answer_lost: bool = False
@@ -100,23 +96,12 @@ class SettlementBatch:
 
 
 class PendingBatch:
-    """The pending settlements of one queue and one kind of request.
+    """The pending settlements of one queue and one kind of request."""
 
-    Attributes:
-        size: how many one request carries.
-        in_order: whether a request waits for the one before it: dead letters of FIFO queues keep their order.
-        in_flight: whether one of those requests has not been concluded.
-        not_before: the monotonic instant before which none is sent: the first one failed, and pauses.
-    """
-
-    def __init__(self, queue: Queue, kind: type[Settlement], window: float) -> None:
+    def __init__(self, queue: Queue, kind: type[Delete | Hide], window: float) -> None:
         self.queue = queue
         self.kind = kind
         self.settlements: deque[PendingSettlement] = deque()
-        self.size = 1 if kind is DeadLetter else BATCH_ENTRIES
-        self.in_order = kind is DeadLetter and queue.fifo
-        self.in_flight = False
-        self.not_before = -math.inf
         self._window = window
         # Nobody waits for a delete, except for the message's group in a FIFO queue.
         can_linger = kind is Delete and not queue.fifo
@@ -124,16 +109,15 @@ class PendingBatch:
 
     def due(self, now: float, *, flushing: bool) -> float:
         """The monotonic instant of the next request. Not called where nothing is pending."""
-        if flushing or len(self.settlements) >= self.size:
-            return max(self.not_before, now)
+        if flushing or len(self.settlements) >= BATCH_ENTRIES:
+            return now
         linger = self._longest_linger if len(self.settlements) > 1 else self._window
-        return max(self.not_before, self.settlements[0].since + linger)
+        return self.settlements[0].since + linger
 
     def take(self, now: float) -> SettlementBatch:
         """The next request's settlements."""
         popleft = self.settlements.popleft
-        taken = [popleft() for _ in range(min(self.size, len(self.settlements)))]
-        self.in_flight = self.in_order
+        taken = [popleft() for _ in range(min(BATCH_ENTRIES, len(self.settlements)))]
         if self.kind is Delete:
             return SettlementBatch(self, taken, [])
         late = [one for one in taken if one.ours_until <= now]
@@ -144,9 +128,9 @@ class SettlementBatches:
     """Settlements that are not over. Not thread-safe: the caller locks.
 
     A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
-    sent after that: another worker may have the message, and SQS may take the old handle. Nor is a dead
-    letter, beside which the message would run again. Where an answer is lost the change may have been made,
-    and the message may be visible as soon as that says: a release is not sent again then.
+    sent after that: another worker may have the message, and SQS may take the old handle. Where an answer is
+    lost the change may have been made, and the message may be visible as soon as that says: a release is not
+    sent again then.
 
     Args:
         window: for how many seconds a settlement lingers, so that others can share its request.
@@ -164,7 +148,7 @@ class SettlementBatches:
         self.flushing = 0
         self.news = False
         self._window = window
-        self._batches: dict[tuple[Queue, type[Settlement]], PendingBatch] = {}
+        self._batches: dict[tuple[Queue, type[Delete | Hide]], PendingBatch] = {}
         self._waiting: dict[PendingBatch, None] = {}  # those with settlements, first come first served
         self._retries: list[tuple[float, int, PendingSettlement]] = []  # heap: (not before, tie-break, it)
         self._ties = itertools.count()
@@ -181,25 +165,25 @@ class SettlementBatches:
         if pending not in self._waiting:
             self._waiting[pending] = None
             self.news = True
-        elif len(pending.settlements) % pending.size == 0:
+        elif len(pending.settlements) % BATCH_ENTRIES == 0:
             self.news = True
 
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
         flushing = self.flushing > 0
         instants = [self._retries[0][0]] if self._retries else []
-        instants += [pending.due(now, flushing=flushing) for pending in self._sendable()]
+        instants += [pending.due(now, flushing=flushing) for pending in self._waiting]
         return min(instants, default=None)
 
     def ready(self) -> int:
         """About how many batches `take` would return now, where one is due."""
-        return max(1, sum(len(pending.settlements) // pending.size for pending in self._sendable()))
+        return max(1, sum(len(pending.settlements) // BATCH_ENTRIES for pending in self._waiting))
 
     def take(self, now: float) -> SettlementBatch | None:
         """A full batch, or one that has lingered for long enough; `None` if nothing is due."""
         while self._retries and self._retries[0][0] <= now:
             self.add(heapq.heappop(self._retries)[2], new=0)
-        for pending in self._sendable():
+        for pending in self._waiting:
             if pending.due(now, flushing=self.flushing > 0) <= now:
                 batch = pending.take(now)
                 # To the end of the line, so that one busy queue does not keep the others waiting.
@@ -214,7 +198,8 @@ class SettlementBatches:
     ) -> list[Ended]:
         """The settlements that end with a request of which a part failed; others are tried again.
 
-        Failed ones are sent again after one pause, so that they share a batch. `finish` follows.
+        Failed ones are sent again after one pause, so that they share a batch. The caller counts those that
+        end out of `unfinished`, once listeners know.
         """
         tried = batch.settlements
         failed = {i: error for i, error in failed.items() if not tried[i].was_done_before(error)}
@@ -225,16 +210,6 @@ class SettlementBatches:
             if error is None or not self._retry(batch.origin, one, error, since, not_before):
                 ended.append((one, error))
         return ended
-
-    def finish(self, batch: SettlementBatch, settlements: int) -> None:
-        """Count this many settlements of a batch as finished, once listeners know."""
-        self.unfinished -= settlements
-        if batch.origin.in_order:
-            batch.origin.in_flight = False
-            self.news = True
-
-    def _sendable(self) -> list[PendingBatch]:
-        return [pending for pending in self._waiting if not pending.in_flight]
 
     def _retry(
         self,
@@ -252,11 +227,6 @@ class SettlementBatches:
                 again = again._replace(done_by=min(tried.done_by, since + tried.seconds))
         if not self.tries_again or isinstance(error, FINAL_ERRORS) or not_before >= again.ours_until:
             return False
-        if pending.in_order:
-            pending.settlements.appendleft(again)
-            pending.not_before = not_before
-            self._waiting[pending] = None
-        else:
-            heapq.heappush(self._retries, (not_before, next(self._ties), again))
+        heapq.heappush(self._retries, (not_before, next(self._ties), again))
         self.news = True
         return True

@@ -1,20 +1,20 @@
 """Copies of held messages on their way to SQS: which are sent, together with which, and when no more are.
 
-A copy is one record of an event, or the message that goes on waiting for an ETA, a key or a rate. The
-original is settled when SQS has answered for all of its copies: until then it is held and extended.
+A copy is a dead letter, one record of an event, or the message that goes on waiting for an ETA, a key or a
+rate. The original is settled when SQS has answered for all of its copies: until then it is held and extended.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.delivery import Consumer, Delivery
 from celery_sqs_visibility.core.pending import PendingMessage, PendingMessages
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Renew, Settlement, Split, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Forward, Hold, Lapse, Purpose, Settlement
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     QueueDoesNotExistError,
@@ -54,7 +54,7 @@ class Sending:
 
     Attributes:
         delivery: the original, held and extended.
-        copying: what is sent.
+        forward: what is sent, and what happens otherwise.
         next: the index of the first copy that was not begun.
         under_way: the indices of those that were begun, and neither sent nor given up.
         unsent: the indices of those that were given up.
@@ -62,14 +62,14 @@ class Sending:
         stopping: whether no further copy is begun.
         abandoned: whether the original is lost, so that no message stands for the copies that are left.
         given_back: whether the worker ends, so that the original is released where nothing was sent.
-        error: why a copy was given up, if one was.
+        error: why a copy was given up, or failed last.
         message_id: SQS's, of the copy that was sent last.
         remainder_tried: whether the message that stands for the copies that are left was begun.
         most: how many copies are begun: all, where no message can stand for those that are left.
     """
 
     delivery: Delivery
-    copying: Renew | Split
+    forward: Forward
     next: int = 0
     under_way: set[int] = field(default_factory=set)
     unsent: list[int] = field(default_factory=list)
@@ -84,15 +84,10 @@ class Sending:
     most: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.most = len(self.copies)
-        if isinstance(self.copying, Split) and self.most > RECORDS_A_TURN:
+        self.most = len(self.forward.messages)
+        if self.most > RECORDS_A_TURN:
             left = range(RECORDS_A_TURN, self.most)
-            self.most = self.most if self.copying.remainder(left) is None else RECORDS_A_TURN
-
-    @property
-    def copies(self) -> Sequence[OutgoingMessage]:
-        """The copies, each of which is made when it is asked for."""
-        return self.copying.copies if isinstance(self.copying, Split) else (self.copying.copy,)
+            self.most = self.most if self.forward.remainder(left) is None else RECORDS_A_TURN
 
     def begin(self) -> list[int]:
         """The indices of the copies that may be under way now, too."""
@@ -125,7 +120,9 @@ class Sending:
     @property
     def left(self) -> list[int]:
         """The indices of the copies that were not sent, in order."""
-        return [] if self._remainder_sent else [*sorted(self.unsent), *range(self.next, len(self.copies))]
+        if self._remainder_sent:
+            return []
+        return [*sorted(self.unsent), *range(self.next, len(self.forward.messages))]
 
     @property
     def ended(self) -> bool:
@@ -134,9 +131,9 @@ class Sending:
 
     def remainder(self) -> OutgoingMessage | None:
         """After its end, the message for the copies that are left; `None` where none can be, or was tried."""
-        if self.remainder_tried or self.abandoned or not self.sent or not isinstance(self.copying, Split):
+        if self.remainder_tried or self.abandoned or not self.sent or not self.left:
             return None
-        message = self.copying.remainder(self.left) if self.left else None
+        message = self.forward.remainder(self.left)
         if message is not None:
             self.remainder_tried = True
             self.under_way.add(REMAINDER)
@@ -147,27 +144,14 @@ class Sending:
         """After its end, the error for which copies are left that no later try would send."""
         return self.error if self.left and isinstance(self.error, REFUSALS) else None
 
-    def settlement(self) -> Settlement | None:
-        """After its end, how to settle the original; `None` where it can only be held until its ETA.
-
-        Not under a lock: options of the user may be asked.
-        """
-        delivery, copying, refusal = self.delivery, self.copying, self.refusal
+    def settlement(self) -> Settlement | Hold:
+        """How to settle the original after the end. Not under a lock: options of the user may be asked."""
+        is_letter = self.forward.purpose is Purpose.DEAD_LETTER
         if not self.left:
-            return Delete(keeps_payload=isinstance(copying, Renew))
-        if refusal is None:
-            return RELEASE if self.given_back and not self.sent else Lapse()
-        if isinstance(copying, Renew):
-            return None if copying.park is None else Hide(copying.park, Why.PARKED)
-        if isinstance(refusal, DeletesRefusedError):
-            return delivery.after_an_error()
-        if self.remainder_tried:
-            return Lapse()
-        reason = (
-            f"its {len(copying.copies)} records cannot be sent to queue {delivery.queue.name!r} "
-            f"as a message each: {refusal}"
-        )
-        return delivery.holder.rejection.refusal(delivery, reason, copying.body)
+            return Delete(keeps_payload=self.forward.purpose is not Purpose.RECORDS)
+        if self.refusal is None:
+            return RELEASE if self.given_back and not self.sent and not is_letter else Lapse()
+        return Lapse() if self.remainder_tried else self.forward.otherwise(self.refusal)
 
 
 class Copy(NamedTuple):
@@ -185,7 +169,7 @@ class CopyBatch:
         message_ids: SQS's, by position, where they count.
     """
 
-    kind: type[Renew | Split]
+    purpose: Purpose
     messages: list[PendingMessage[Copy]]
     message_ids: dict[int, str] = field(default_factory=dict)
 
@@ -228,25 +212,25 @@ class PendingCopies:
         self._spare = spare
         self._reserve = reserve
         self._to_end: list[Sending] = []  # nothing more is sent of them
-        self._pending: dict[type[Renew | Split], PendingMessages[Copy]] = {
-            kind: PendingMessages(window, give_up=math.inf) for kind in (Renew, Split)
+        self._pending: dict[Purpose, PendingMessages[Copy]] = {
+            purpose: PendingMessages(window, give_up=math.inf) for purpose in Purpose
         }
         self._check_at = 0.0
 
-    def add(self, delivery: Delivery, copying: Renew | Split, now: float) -> None:
+    def add(self, delivery: Delivery, forward: Forward, now: float) -> None:
         """Send the copies of a delivery that is held until they have ended."""
-        sending = Sending(delivery, copying)
+        sending = Sending(delivery, forward)
         self.sendings[sending] = None
         self.unfinished += 1
         self._go_on(sending, now)
 
-    def interrupt(self, consumer: Consumer, kinds: tuple[type[Renew | Split], ...], now: float) -> None:
-        """The consumer ends: of these kinds begin nothing more, and release what nothing was sent of.
+    def interrupt(self, consumer: Consumer, purposes: tuple[Purpose, ...], now: float) -> None:
+        """The consumer ends: of these purposes begin nothing more, and release what nothing was sent of.
 
         The records that are left of an event go on as one message.
         """
         for sending in list(self.sendings):
-            if sending.delivery.consumer is consumer and isinstance(sending.copying, kinds):
+            if sending.delivery.consumer is consumer and sending.forward.purpose in purposes:
                 sending.given_back = True
                 self._stop(sending, now)
 
@@ -271,17 +255,19 @@ class PendingCopies:
         if now >= self._check_at:
             self._check_at = now + self.check
             self.stop_late(now)
-        for kind, pending in self._pending.items():
+        for purpose, pending in self._pending.items():
             if messages := pending.take(now, flushing=self.flushing > 0):
-                return CopyBatch(kind, messages)
-        return CopyBatch(Split, []) if self._to_end else None
+                return CopyBatch(purpose, messages)
+        return CopyBatch(Purpose.RECORDS, []) if self._to_end else None
 
     def stop_late(self, now: float) -> None:
         """Stop where the original is lost, or will be, as far as is known."""
         for sending in list(self.sendings):
             original = sending.delivery
             sending.abandoned = original.lost or original.deadline <= now + self._reserve
-            if sending.abandoned or original.deadline - now <= self._spare(original):
+            # A dead letter is one message, which may be sent up to the deadline.
+            spare = 0 if sending.forward.purpose is Purpose.DEAD_LETTER else self._spare(original)
+            if sending.abandoned or original.deadline - now <= spare:
                 self._stop(sending, now)
 
     def answered(self, batch: CopyBatch, failed: Mapping[int, SQSError], now: float) -> list[Sending]:
@@ -290,10 +276,13 @@ class PendingCopies:
         Each is settled by the caller, who then counts it out of `unfinished`.
         """
         for position, message in enumerate(batch.messages):
-            if position not in failed:
-                message.tag.sending.note_sent(message.tag.place, batch.message_ids.get(position, ""))
+            sending, place = message.tag
+            if (error := failed.get(position)) is None:
+                sending.note_sent(place, batch.message_ids.get(position, ""))
+            elif not isinstance(error, REFUSALS):  # which may be another message's in the batch
+                sending.error = error
         if batch.messages:
-            pending = self._pending[batch.kind]
+            pending = self._pending[batch.purpose]
             pending.conclude(batch.messages, failed, now)
             self._note_given_up(pending)
         for sending in {message.tag.sending: None for message in batch.messages}:
@@ -322,10 +311,10 @@ class PendingCopies:
                 self._to_end.append(sending)
 
     def _add(self, sending: Sending, index: int, now: float, message: OutgoingMessage | None = None) -> None:
-        kind = type(sending.copying)
-        pending, offloads = self._pending[kind], self._offloads if kind is Split else _never
+        purpose = sending.forward.purpose
+        pending, offloads = self._pending[purpose], self._offloads if purpose is Purpose.RECORDS else _never
         try:
-            copy = sending.copies[index] if message is None else message
+            copy = sending.forward.messages[index] if message is None else message
         except UnreadableError as error:
             sending.note_unsent(index, RequestRefusedError(str(error)))
             return
@@ -335,7 +324,7 @@ class PendingCopies:
     def _stop(self, sending: Sending, now: float) -> None:
         """Begin no further copy, and withdraw those that wait for a request."""
         sending.stopping = True
-        for copy in self._pending[type(sending.copying)].withdraw(
+        for copy in self._pending[sending.forward.purpose].withdraw(
             lambda copy: copy.sending is sending and (copy.place != REMAINDER or sending.abandoned)
         ):
             sending.note_unsent(copy.place, None)

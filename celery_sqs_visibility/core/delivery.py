@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weakref import ref
 
-from celery_sqs_visibility.core.settlements import Renew, Settlement
+from celery_sqs_visibility.core.settlements import Direct, Forward, Hold, Settlement
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
@@ -46,9 +46,9 @@ class Rejecter(Protocol):
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool: ...
 
     def refusal(self, delivery: Delivery, reason: str, body: str) -> Settlement:
-        """Settlement of a message that `refuse` refuses."""
+        """The settlement of a message that `refuse` refuses."""
 
-    def after_an_error(self, delivery: Delivery) -> Settlement: ...
+    def after_an_error(self, delivery: Delivery) -> Direct: ...
 
     def come_back(self, delivery: Delivery, error: BaseException) -> None: ...
 
@@ -57,8 +57,8 @@ class Parker(Protocol):
     """Decides how messages wait: see `settle.parking`. Any thread."""
 
     def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None: ...
+        self, delivery: Delivery, eta: float, copied: MakeCopy, otherwise: Direct | Hold
+    ) -> Forward | None: ...
 
 
 class LeasePort(Protocol):
@@ -175,7 +175,7 @@ class Consumer(Protocol):
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
         """A message of the queue becomes visible at that monotonic instant."""
 
-    def take_back(self, delivery: Delivery, renew: Renew) -> bool:
+    def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:
         """The queue refuses the copy, and would not hand out the original again: Celery holds it.
 
         Returns:
@@ -264,7 +264,7 @@ class Delivery:
     lost: bool = field(default=False, init=False)
     #: Whether a request that extends it is in flight, and the settlement that waits for that.
     extending: bool = field(default=False, init=False)
-    waiting: Settlement | None = field(default=None, init=False)
+    waiting: Direct | None = field(default=None, init=False)
     #: The `extensions.Bucket` in which the extension schedule keeps it.
     bucket: Any = field(default=None, init=False)
     #: The instant until which its task asks to hide the message; 0 once that is done, or cannot be.
@@ -326,9 +326,9 @@ class Delivery:
         policy = self.holder.redrive.peek(self.queue)
         return None if policy is None else policy.max_receive_count - self.facts.receive_count
 
-    def renewal(self, eta: float, copied: MakeCopy, payload: dict[str, Any]) -> Renew | None:
+    def renewal(self, eta: float, copied: MakeCopy, otherwise: Direct | Hold) -> Forward | None:
         """How the message can wait for another ETA; `None` if it cannot: see `settle.parking`."""
-        return self.holder.parking.renewal(self, eta, copied, payload)
+        return self.holder.parking.renewal(self, eta, copied, otherwise)
 
     def settle(self, settlement: Settlement) -> bool:
         """Settle it, once and for all; returns at once, and threads send the request.
@@ -386,7 +386,7 @@ class Delivery:
         """
         return self.holder.rejection.refuse(self, reason, body, others_may=others_may)
 
-    def after_an_error(self) -> Settlement:
+    def after_an_error(self) -> Direct:
         """How to settle a failure about which its task says nothing."""
         return self.holder.rejection.after_an_error(self)
 

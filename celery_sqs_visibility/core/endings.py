@@ -7,27 +7,26 @@ from typing import Final, NamedTuple
 
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
     Delete,
+    Direct,
+    Forward,
     Hide,
     Lapse,
-    Renew,
+    Purpose,
     Settlement,
-    Split,
     Why,
 )
 from celery_sqs_visibility.events import DeliveryEvent, Hidden, Parked, Released
 
-#: The outcome of a message by its settlement, or why it is hidden; of a deleted one the request knows more.
-OUTCOMES: Final[Mapping[type[Settlement] | Why, str]] = {
+#: The outcome of a message by why it is hidden, or what takes its place.
+OUTCOMES: Final[Mapping[Why | Purpose, str]] = {
     Why.RETRIED: "retried",
     Why.KEPT: "retried",
     Why.PARKED: "delayed",
     Why.RELEASED: "released",
-    Lapse: "retried",
-    DeadLetter: "failed",
-    Renew: "delayed",
-    Split: "discarded",  # its records are messages of their own
+    Purpose.DEAD_LETTER: "failed",
+    Purpose.RENEWAL: "delayed",
+    Purpose.RECORDS: "discarded",  # they are messages of their own
 }
 
 
@@ -43,7 +42,7 @@ class Ending(NamedTuple):
     visible_at: float | None = None
 
 
-def return_of(delivery: Delivery, settlement: Settlement, now: float) -> Ending:
+def return_of(delivery: Delivery, settlement: Direct, now: float) -> Ending:
     """How a message ends that is settled so at that monotonic instant, and comes back."""
     facts = delivery.facts
     match settlement:
@@ -55,7 +54,7 @@ def return_of(delivery: Delivery, settlement: Settlement, now: float) -> Ending:
             return Ending(Hidden(facts, seconds, why is Why.KEPT), now + seconds)
         case Lapse():
             return Ending(Hidden(facts, max(0.0, delivery.deadline - now)), delivery.deadline)
-        case Delete() | DeadLetter() | Renew() | Split():
+        case Delete():
             raise AssertionError("its message does not come back")
 
 
@@ -69,6 +68,12 @@ def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
         return "lost"
     if delivery.end_of_given_up is not None:
         return delivery.end_of_given_up
-    if isinstance(settlement, Delete):
-        return delivery.outcome or ("succeeded" if delivery.started else "discarded")
-    return OUTCOMES[settlement.why if isinstance(settlement, Hide) else type(settlement)]
+    match settlement:
+        case Delete():  # the request of its run knows more
+            return delivery.outcome or ("succeeded" if delivery.started else "discarded")
+        case Lapse():
+            return OUTCOMES[Why.RETRIED]
+        case Hide():
+            return OUTCOMES[settlement.why]
+        case Forward():
+            return OUTCOMES[settlement.purpose]

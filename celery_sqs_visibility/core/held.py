@@ -19,7 +19,7 @@ from celery_sqs_visibility.core.extensions import (
     seconds_apart,
 )
 from celery_sqs_visibility.core.recent import RecentKeys
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Lapse, Settlement
+from celery_sqs_visibility.core.settlements import Delete, Direct, Hide, Lapse
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, SQSError
 from celery_sqs_visibility.events import Lost
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -89,7 +89,7 @@ class Answered(NamedTuple):
 
     delivery: Delivery
     held: bool
-    waiting: Settlement | None
+    waiting: Direct | None
     extended: bool = False
     lost: str | None = None
 
@@ -279,7 +279,7 @@ class Held:
     def settle(
         self,
         delivery: Delivery,
-        settlement: Settlement,
+        settlement: Direct,
         now: float,
         *,
         receipt: str | None = None,
@@ -312,19 +312,12 @@ class Held:
         if not copied and (consumer := delivery.consumer) is not None:
             consumer.capacity.free(delivery, now)
         self._end_lease(delivery)
-        if delivery.extending:
-            self.postpone(delivery, settlement)
+        if delivery.extending and not isinstance(settlement, Delete):
+            delivery.waiting = settlement
+            self.postponed += 1
         return True
 
-    def postpone(self, delivery: Delivery, settlement: Settlement) -> bool:
-        """Whether this settlement, of one that is held no more, waits from now on for an extension."""
-        if not delivery.extending or isinstance(settlement, (Delete, DeadLetter)):
-            return False
-        delivery.waiting = settlement
-        self.postponed += 1
-        return True
-
-    def carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+    def carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
         """Have SQS told of the settlement of a delivery that is held no more, where that takes a request.
 
         Returns:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.errors import SQSError
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,43 +43,45 @@ class Lapse:
     """Failed: come back when the visibility timeout runs out. Costs no request."""
 
 
+class Purpose(enum.Enum):
+    """What the messages are that take a message's place."""
+
+    RENEWAL = "a copy that goes on waiting: SQS counts its receives and its age anew"
+    RECORDS = "the records of an event, a message each"
+    DEAD_LETTER = "a copy in the dead-letter queue"
+
+
 @dataclass(frozen=True, slots=True)
-class Renew:
-    """Not due yet, and it cannot wait any longer: send `copy`, which SQS counts and keeps anew, then delete.
+class Hold:
+    """Celery holds the message, as `payload`, until its ETA: there is no other way to wait."""
 
-    Where the copy cannot be sent the message is parked for `park` seconds, or, if it may not come back
-    either (`None`), `payload` goes to Celery, which holds it.
-    """
-
-    copy: OutgoingMessage
     payload: dict[str, Any]
-    park: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Several runs: send `copies`, then delete. Where its queue refuses all: a dead letter of `body`.
+class Forward:
+    """Send `messages` in its place, then delete it.
 
-    Each copy is made when it is asked for. `remainder` makes the one message that stands for the copies at
-    the given indices, in order; `None` where there can be none.
+    The message stays held until SQS has answered for all of them.
+
+    Attributes:
+        purpose: of the messages.
+        messages: each is made when it is asked for.
+        otherwise: how to settle the message instead, once SQS has refused one of them for good. Not called
+            under a lock.
+        remainder: makes the one message that stands for those at the given indices, in order; `None` where
+            there can be none.
+        reason: why it is given up, of a dead letter.
     """
 
-    copies: Sequence[OutgoingMessage]
-    body: str
+    purpose: Purpose
+    messages: Sequence[OutgoingMessage]
+    otherwise: Callable[[SQSError], Settlement | Hold]
     remainder: Callable[[Sequence[int]], OutgoingMessage | None] = lambda _indices: None
+    reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """Given up: to the dead-letter queue as `body` with `attributes`, then delete.
+#: Settlements that send nothing before.
+Direct = Delete | Hide | Lapse
 
-    Without a dead-letter queue, or where it does not take the copy, `otherwise` is done instead.
-    """
-
-    reason: str
-    body: str
-    otherwise: Settlement
-    attributes: Mapping[str, str] = field(default_factory=dict)
-
-
-Settlement = Delete | Hide | Lapse | Renew | Split | DeadLetter
+Settlement = Direct | Forward

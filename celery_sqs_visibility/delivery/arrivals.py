@@ -5,21 +5,22 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
+from celery_sqs_visibility.core.copies import DeletesRefusedError
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Arrival
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Renew, Settlement, Split
+from celery_sqs_visibility.core.settlements import Delete, Forward, Hide, Lapse, Purpose, Settlement
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.buffer import BufferedMessage
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records, loggable
 from celery_sqs_visibility.delivery.receive.decoder import Content, Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
-from celery_sqs_visibility.errors import UnreadableError
+from celery_sqs_visibility.errors import SQSError, UnreadableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
@@ -113,7 +114,7 @@ class Arrivals:
         one = self._sort_new(delivery, content, message, self._dispatch(delivery.queue))
         return [] if one is None else [one]
 
-    def take_back(self, delivery: Delivery, renew: Renew) -> list[BufferedMessage] | None:
+    def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> list[BufferedMessage] | None:
         """Celery is to hold a message whose copy its queue refuses. A thread that sends copies.
 
         Returns:
@@ -123,7 +124,7 @@ class Arrivals:
             return None
         dispatch = self._dispatch(delivery.queue)
         if dispatch is not None:
-            return [BufferedMessage(delivery, renew.payload, dispatch)]
+            return [BufferedMessage(delivery, payload, dispatch)]
         self._give_back(delivery)
         return []
 
@@ -167,6 +168,8 @@ class Arrivals:
         unrun: Settlement | None
         if isinstance(content, DecodedMessage):
             unrun = parking.waiting(delivery, content, message)
+        elif isinstance(content, Records):
+            unrun = split(delivery, content)
         else:
             unrun = content
         # No copy is sent during a shutdown.
@@ -210,13 +213,28 @@ class Arrivals:
         return dispatch
 
 
+def split(delivery: Delivery, records: Records) -> Forward:
+    """Send each record as a message of its own, then delete the event."""
+
+    def otherwise(error: SQSError) -> Settlement:
+        if isinstance(error, DeletesRefusedError):
+            return delivery.after_an_error()
+        reason = (
+            f"its {len(records.messages)} records cannot be sent to queue {delivery.queue.name!r} "
+            f"as a message each: {error}"
+        )
+        return delivery.holder.rejection.refusal(delivery, reason, records.body)
+
+    return Forward(Purpose.RECORDS, records.messages, otherwise, records.remainder)
+
+
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
     """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
         task, task_id = loggable(content.task), loggable(content.task_id)
         delivery.facts = replace(delivery.facts, task=task, task_id=task_id)
-    elif isinstance(content, Split):
-        return replace(content, body=message["Body"])
+    elif isinstance(content, Records):
+        return content._replace(body=message["Body"])
     return content
 
 

@@ -13,7 +13,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, Wait
-from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Lapse
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.event_log import listen
@@ -378,13 +378,13 @@ class QueueConsumer:
         """The payload of a message has come. A thread that fetches."""
         self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
-    def take_back(self, delivery: Delivery, renew: Renew) -> bool:
+    def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:
         """See `core.delivery.Consumer`. Where this one gives nothing to Celery any more, another one may."""
         if (other := self._consumer_instead(delivery.queue)) is not None:
             delivery.consumer = other
             self._let_go()
-            return other.take_back(delivery, renew)
-        messages = self._arrivals.take_back(delivery, renew)
+            return other.take_back(delivery, payload)
+        messages = self._arrivals.take_back(delivery, payload)
         if messages is not None:
             self._put(delivery.queue, messages)
         return messages is not None

@@ -11,7 +11,7 @@ from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Answered, Extension, Held
-from celery_sqs_visibility.core.settlements import Settlement
+from celery_sqs_visibility.core.settlements import Direct
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import AnswerLostError, ReceiptHandleInvalidError, SQSError
@@ -56,7 +56,7 @@ class Heartbeat:
     """
 
     def __init__(
-        self, held: Held, clock: Clock, resume: Callable[[Delivery, Settlement], None], pump: Pump
+        self, held: Held, clock: Clock, resume: Callable[[Delivery, Direct], None], pump: Pump
     ) -> None:
         self._held = held
         self._clock = clock

@@ -8,20 +8,21 @@ from typing import Any, Final
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.batches import Ended, LetterRefusedError
+from celery_sqs_visibility.core.batches import Ended
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.held import Arrival, Held, Past
 from celery_sqs_visibility.core.settlements import (
-    DeadLetter,
     Delete,
+    Direct,
+    Forward,
     Hide,
+    Hold,
     Lapse,
-    Renew,
+    Purpose,
     Settlement,
-    Split,
     Why,
 )
 from celery_sqs_visibility.delivery.endings import measure_end, measure_settlement
@@ -29,7 +30,7 @@ from celery_sqs_visibility.delivery.heartbeat import Heartbeat
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.payloads.removals import Removals
 from celery_sqs_visibility.delivery.pump import Lane, Pump
-from celery_sqs_visibility.delivery.settle.copies import Copies, settlement_of
+from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.delivery.settle.parking import Parking
@@ -62,7 +63,7 @@ class DeliveryHolder:
         settle_window: `SETTLE_WINDOW_SECONDS`; 0 sends at once.
 
     Attributes:
-        dead_letters: sends dead letters.
+        dead_letters: makes dead letters.
         settler: sends settlements.
         copies: sends copies of held messages.
     """
@@ -85,13 +86,13 @@ class DeliveryHolder:
         self._pump = pump
         self._permissions = permissions = CopyPermissions(clock)
         self.parking = Parking(redrive, options.for_queue, clock, permissions)
-        self.rejection = Rejection(redrive, options.for_queue, self)
-        self.dead_letters = DeadLetters(redrive, permissions, clock)
+        self.dead_letters = DeadLetters(redrive)
+        self.rejection = Rejection(redrive, options.for_queue, self, self.dead_letters)
         self._store = outgoing.store
         self._removals = Removals(self._store.objects, clock, pump) if self._store else None
-        self.settler = Settler(self._held.batches, clock, self._settled, self._send_letter, permissions, pump)
+        self.settler = Settler(self._held.batches, clock, self._settled, permissions, pump)
         copies = copies or PendingCopies(settle_window, outgoing.offloads, self._spare)
-        self.copies = Copies(copies, outgoing, permissions, clock, self._copied, pump)
+        self.copies = Copies(copies, outgoing, permissions, self.dead_letters, clock, self._copied, pump)
         self._heartbeat = Heartbeat(self._held, clock, self._resume, pump)
 
     def give_leases(self, leases: Leases | None) -> None:
@@ -230,8 +231,8 @@ class DeliveryHolder:
         return self._held.remembers(past, delivery)
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        if isinstance(settlement, (Renew, Split)):
-            return self._copy(delivery, settlement)
+        if isinstance(settlement, Forward):
+            return self._forward(delivery, settlement)
         now = self._clock.monotonic()
         with self._lock:
             if not self._held.settle(delivery, settlement, now, receipt=receipt):
@@ -251,7 +252,7 @@ class DeliveryHolder:
                 delivery.consumer.free(delivery)
         return True
 
-    def settle_copied(self, delivery: Delivery, settlement: Settlement) -> bool:
+    def settle_copied(self, delivery: Delivery, settlement: Direct) -> bool:
         """Settle one whose copies were sent, or could not be; whether it was held. A thread of the pump."""
         now = self._clock.monotonic()
         with self._lock:
@@ -274,7 +275,7 @@ class DeliveryHolder:
         if self._removals is not None:
             self._removals.flush(REMOVAL_SECONDS)
 
-    def _copy(self, delivery: Delivery, copying: Renew | Split) -> bool:
+    def _forward(self, delivery: Delivery, forward: Forward) -> bool:
         """Send its copies, while it stays held without a share of the capacity; `_copied` settles it."""
         now = self._clock.monotonic()
         if delivery.lost or delivery.deadline <= now:
@@ -282,8 +283,8 @@ class DeliveryHolder:
         with self._lock:
             if not self._held.claim(delivery, now):
                 return False
-            self.copies.submit(delivery, copying)
-        measure_end(delivery, copying, now)
+            self.copies.submit(delivery, forward)
+        measure_end(delivery, forward, now)
         if delivery.consumer is not None:
             delivery.consumer.free(delivery)
         return True
@@ -295,25 +296,29 @@ class DeliveryHolder:
 
     def _copied(self, sending: Sending) -> None:
         """Nothing more is sent of its copies: settle it, or have Celery hold it. A thread of the pump."""
-        then, copying = settlement_of(sending, self._permissions), sending.copying
-        delivery, consumer = sending.delivery, sending.delivery.consumer
-        if isinstance(then, Delete) and isinstance(copying, Renew):
-            self._renewed(delivery, copying, sending.message_id)
-        if then is not None:
+        delivery, forward, then = sending.delivery, sending.forward, self.copies.settlement(sending)
+        if isinstance(then, Delete):
+            self._sent(delivery, forward, sending.message_id)
+        if isinstance(then, Forward):
+            with self._lock:
+                self.copies.submit(delivery, then)
+        elif not isinstance(then, Hold):
             self.settle_copied(delivery, then)
-        elif consumer is None:
+        elif delivery.consumer is not None:
+            delivery.consumer.take_back(delivery, then.payload)
+        else:
             self.settle_copied(delivery, Hide(0, Why.PARKED))
-        elif isinstance(copying, Renew):
-            consumer.take_back(delivery, copying)
 
-    def _renewed(self, delivery: Delivery, renew: Renew, copy_id: str) -> None:
-        """The copy goes on."""
-        delay = renew.copy.delay_at(self._clock.wall()) or 0
-        visible_at = self._clock.monotonic() + delay
-        self._expect(delivery, copy_id, visible_at)
-        emit(events.Renewed(delivery.facts, delay))
+    def _sent(self, delivery: Delivery, forward: Forward, message_id: str) -> None:
+        """SQS has what takes the place of the message, at last the message of that id."""
+        if forward.purpose is Purpose.DEAD_LETTER:
+            emit(events.DeadLettered(delivery.facts, forward.reason))
+        elif forward.purpose is Purpose.RENEWAL:
+            delay = forward.messages[0].delay_at(self._clock.wall()) or 0
+            self._expect(delivery, message_id, self._clock.monotonic() + delay)
+            emit(events.Renewed(delivery.facts, delay))
 
-    def _resume(self, delivery: Delivery, settlement: Settlement) -> None:
+    def _resume(self, delivery: Delivery, settlement: Direct) -> None:
         """Carry out a settlement that had to wait."""
         now = self._clock.monotonic()
         with self._lock:
@@ -321,7 +326,7 @@ class DeliveryHolder:
         if ending is not None:
             self._tell(delivery, ending, now)
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+    def _carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
         """See `Held.carry_out`. Under the lock."""
         ending = self._held.carry_out(delivery, settlement, now)
         if self._held.batches.news:
@@ -344,8 +349,11 @@ class DeliveryHolder:
         for one, error in ended:
             delivery = one.delivery
             try:
-                if error is not None or not isinstance(one.settlement, Delete):
-                    self._not_deleted(delivery, one.settlement, error, now)
+                if error is not None:
+                    self._not_settled(delivery, one.settlement, error, now)
+                    continue
+                if not isinstance(one.settlement, Delete):
+                    self._tell(delivery, return_of(delivery, one.settlement, now), now)
                     continue
                 if delivery.lost or delivery.deadline <= answered:
                     # It may be there still, under a newer handle: SQS says OK to a delete with an old one.
@@ -359,17 +367,7 @@ class DeliveryHolder:
             except Exception:  # noqa: BLE001 - logged, if that works
                 log_safely(logger.exception, "unexpected error after a message was settled; continuing")
 
-    def _not_deleted(
-        self, delivery: Delivery, settlement: Settlement, error: SQSError | None, now: float
-    ) -> None:
-        if isinstance(settlement, DeadLetter) and (error is None or isinstance(error, LetterRefusedError)):
-            self._after_letter(delivery, settlement, sent=error is None)
-        elif error is not None:
-            self._not_settled(delivery, settlement, error, now)
-        else:
-            self._tell(delivery, return_of(delivery, settlement, now), now)
-
-    def _not_settled(self, delivery: Delivery, settlement: Settlement, error: SQSError, now: float) -> None:
+    def _not_settled(self, delivery: Delivery, settlement: Direct, error: SQSError, now: float) -> None:
         if isinstance(settlement, Delete):  # an outage may outlast the memory of what is finished
             self.remember(Past.UNDELETED, delivery)
         lost = Ending(events.Lost(delivery.facts, str(error)), max(now, delivery.deadline))
@@ -383,21 +381,3 @@ class DeliveryHolder:
         """Its message is deleted."""
         if self._removals is not None and self._store is not None and self._store.owns(pointer.key):
             self._removals.submit(pointer.key)
-
-    def _send_letter(self, delivery: Delivery, letter: DeadLetter) -> None:
-        """Send a dead letter. Raises `LetterRefusedError` if no queue takes it."""
-        if not self.dead_letters.send(delivery, letter):
-            raise LetterRefusedError("no dead-letter queue takes it")
-
-    def _after_letter(self, delivery: Delivery, letter: DeadLetter, *, sent: bool) -> None:
-        """Submit the settlement that follows. A thread of the pump."""
-        if sent:
-            with self._lock:
-                self._held.finish(delivery, self._clock.monotonic())
-            emit(events.DeadLettered(delivery.facts, letter.reason))
-            self._resume(delivery, Delete(keeps_payload=True))
-            return
-        with self._lock:
-            waits = self._held.postpone(delivery, letter.otherwise)
-        if not waits:
-            self._resume(delivery, letter.otherwise)

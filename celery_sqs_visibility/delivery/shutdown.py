@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, State
-from celery_sqs_visibility.core.settlements import RELEASE, Hide, Renew, Split, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Hide, Purpose, Why
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receiver import Receivers
@@ -89,7 +89,7 @@ class Shutdown:
         # These go back in any case, though the pause may be over any moment.
         buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
         if queue_name is None:
-            self._holder.copies.interrupt(self._consumer, Split)
+            self._holder.copies.interrupt(self._consumer, Purpose.RECORDS)
         unstarted = [*self._unstarted(queue_name), *buffered]
         polled = self._receivers.polled()
         first = {d.queue.name: d for d in reversed(unstarted) if d.queue.name in polled}
@@ -116,7 +116,7 @@ class Shutdown:
 
         Copies that could not be sent so far are not awaited any longer: their originals are released, too.
         """
-        self._holder.copies.interrupt(self._consumer, Renew, Split)
+        self._holder.copies.interrupt(self._consumer, Purpose.RENEWAL, Purpose.RECORDS)
         orphans = self._give_back(self._holder.of(self._consumer))
         self.flush()
         return orphans

@@ -21,11 +21,11 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import Hide, Why
-from celery_sqs_visibility.delivery.arrivals import refuse, with_payload
+from celery_sqs_visibility.delivery.arrivals import refuse, split, with_payload
 from celery_sqs_visibility.delivery.awaited_payloads import fetch, settle_unfetched
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.lease_table import open_lease_table
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records
 from celery_sqs_visibility.delivery.receive.decoder import Decoder, ReadContent, ReadLater
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.events import (
@@ -208,7 +208,7 @@ class Function:
             delivery.come_back(content.error)
             return
         if not isinstance(content, DecodedMessage):
-            delivery.settle(content)
+            delivery.settle(split(delivery, content) if isinstance(content, Records) else content)
             return
         delivery.parkings = self._holder.parking.parks_until_eta(delivery, content)
         if (seconds := (content.eta or 0.0) - self._clock.wall()) > 0:

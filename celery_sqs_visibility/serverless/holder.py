@@ -15,7 +15,7 @@ from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.endings import Ending
 from celery_sqs_visibility.core.held import Arrival
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Lapse, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Direct, Lapse, Purpose, Settlement
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
@@ -33,6 +33,8 @@ NOT_HIDDEN: Final = (
     "cannot hide or release messages of queue %r, which takes sqs:ChangeMessageVisibility, so they come back "
     "when the queue's own visibility timeout is over: %s"
 )
+
+NO_TIME: Final = "no time was left before Lambda's timeout"
 
 #: Bound of the wait for an ETA within an invocation, which Lambda bills. A delay of a publisher, or a wait in
 #: SQS, ends up to a second before the ETA. Of Lambda's default timeout, 3 s, the rest remains for the run.
@@ -141,7 +143,7 @@ class InvocationHolder(DeliveryHolder):
             self._sleep(max(0.0, self._inline.next_due() - self._clock.monotonic()))
             self._inline.work_off()
 
-    def _carry_out(self, delivery: Delivery, settlement: Settlement, now: float) -> Ending | None:
+    def _carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
         """Lambda deletes what is done; what lapses comes back after the queue's visibility timeout."""
         if isinstance(settlement, Delete):
             self.done.add(delivery.facts.message_id)
@@ -151,16 +153,16 @@ class InvocationHolder(DeliveryHolder):
 
     def _copied(self, sending: Sending) -> None:
         sending.given_back = True
-        super()._copied(sending)
-
-    def _not_settled(self, delivery: Delivery, settlement: Settlement, error: SQSError, now: float) -> None:  # noqa: ARG002
-        if isinstance(settlement, DeadLetter):
+        if sending.left and sending.refusal is None and sending.forward.purpose is Purpose.DEAD_LETTER:
             logger.warning(
                 "the copy of message %r could not be sent, so the message comes back: %s",
-                delivery.facts.message_id,
-                error,
+                sending.delivery.facts.message_id,
+                sending.error or NO_TIME,
             )
-        elif type(error) not in self._told:
+        super()._copied(sending)
+
+    def _not_settled(self, delivery: Delivery, settlement: Direct, error: SQSError, now: float) -> None:  # noqa: ARG002
+        if type(error) not in self._told:
             self._told.add(type(error))
             logger.warning(NOT_HIDDEN, delivery.queue.name, error)
 
@@ -178,7 +180,7 @@ class InvocationHolder(DeliveryHolder):
                 return request()
             with suppress(TimeoutError):
                 return answer.result(left)
-        raise UnavailableError("no time was left before Lambda's timeout", code="TooSlow")
+        raise UnavailableError(NO_TIME, code="TooSlow")
 
 
 def _answer(answer: Future[T], request: Callable[[], T]) -> None:

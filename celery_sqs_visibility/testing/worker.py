@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, Wait
-from celery_sqs_visibility.core.settlements import RELEASE, Renew, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
@@ -181,6 +181,6 @@ class Worker(DeliveryHolder):
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
         """Do nothing: the world polls."""
 
-    def take_back(self, delivery: Delivery, renew: Renew) -> bool:  # noqa: ARG002
+    def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:  # noqa: ARG002
         """The queue refuses the copy of a message that waits: it is hidden instead."""
         return self.settle_copied(delivery, delivery.after_an_error())

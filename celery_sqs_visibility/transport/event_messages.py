@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple, overload
 
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.core.settlements import Delete, Split
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records, loggable
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.continued_events import (
@@ -77,7 +77,7 @@ class EventMessages:
     decode_task: DecodeMessage = decode_message
     attribute_names: Sequence[str] = ("All",)
 
-    def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Split:
+    def decode(self, queue: Queue, message: ReceivedMessage) -> DecodedMessage | Delete | Records:
         """Decode a task with `decode_task`, and any other message by its content. Any thread.
 
         Raises:
@@ -100,7 +100,7 @@ class EventMessages:
         if len(calls) == 1:
             return self._single(calls[0], event, queue, {**message, "MessageAttributes": dict(attributes)})
         copies = EventCopies(calls, event, queue, message)
-        return Split(copies, message["Body"], copies.remainder) if copies else Delete()
+        return Records(copies, message["Body"], copies.remainder) if copies else Delete()
 
     def _routed(self, body: Any) -> list[TaskCall]:
         """The calls for an AWS event; none if there is a record that no task takes."""

@@ -13,7 +13,7 @@ from kombu.transport import virtual
 from kombu.utils.json import loads as kombu_loads
 
 from celery_sqs_visibility.contacts.channel import DECODERS, LeanMessage
-from celery_sqs_visibility.core.settlements import Renew
+from celery_sqs_visibility.core.settlements import Direct, Forward, Hold
 from celery_sqs_visibility.policy.continued_events import continued_in, with_ours
 from celery_sqs_visibility.policy.message_limits import FEW_BRACKETS, PAYLOAD_BYTES
 from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
@@ -127,12 +127,15 @@ class Message(LeanMessage):
         if self.delivery is not None:
             self.delivery.give_up(reason, self._encoded, when_exhausted, **attributes)
 
-    def renewal(self, eta: float, retries: int) -> Renew | None:
-        """The settlement by which the task waits in SQS until `eta`, seconds since the epoch, if possible."""
+    def renewal(self, eta: float, retries: int, otherwise: Direct | None = None) -> Forward | None:
+        """The settlement by which the task waits in SQS until `eta`, seconds since the epoch, if possible.
+
+        Where the queue refuses the copy the message is settled `otherwise`, or Celery holds it until then.
+        """
         # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
-        return self.delivery.renewal(eta, partial(self._copied, eta, retries), self.sent)
+        return self.delivery.renewal(eta, partial(self._copied, eta, retries), otherwise or Hold(self.sent))
 
     def _copied(self, eta: float, retries: int, delivery: Delivery) -> tuple[str, Mapping[str, Any]] | None:
         """Body and attributes of a waiting copy. An event keeps its body, and needs room for an attribute."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +14,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import Delete, Hide, Renew, Why
+from celery_sqs_visibility.core.settlements import Delete, Forward, Hide, Why
 from celery_sqs_visibility.delivery.lease_table import lease_table
 from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -192,13 +191,14 @@ class ExclusiveRequest(VisibilityRequest):
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
             self.log(logger.warning, stops, parts[0])
 
-    def _copy(self, seconds: int) -> Renew | None:
+    def _copy(self, seconds: int) -> Forward | None:
         """A copy that waits that long, if possible: its receives count as no attempts."""
-        return self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
+        eta, hidden = SYSTEM_CLOCK.wall() + seconds, Hide(seconds, Why.PARKED)
+        return self.message.renewal(eta, self._published_retries, hidden)
 
-    def _wait(self, seconds: int, copy: Renew | None) -> None:
+    def _wait(self, seconds: int, copy: Forward | None) -> None:
         """Let the message come back, as a copy if there is one."""
-        self.settle(Hide(seconds, Why.PARKED) if copy is None else replace(copy, park=seconds))
+        self.settle(copy or Hide(seconds, Why.PARKED))
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:

@@ -22,7 +22,7 @@ from celery_sqs_visibility.aws.queues import HIDDEN, Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.capacity import Capacity, Waiter
 from celery_sqs_visibility.core.delivery import Delivery, State
-from celery_sqs_visibility.core.settlements import Hide
+from celery_sqs_visibility.core.settlements import Forward, Hide, Lapse, Purpose, Why
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
@@ -311,6 +311,27 @@ def received(
         for _ in range(0, count, 10)
         for message in queue.sqs.receive(queue.url, min(count, 10), 0, options)
     ]
+
+
+# Settlements
+
+PARKED, LAPSE, HIDDEN_LETTER = Hide(7, Why.PARKED), Lapse(), Hide(9)
+
+
+def renewal(copy="copy", otherwise=PARKED, **fields):
+    """A copy goes on waiting."""
+    return Forward(Purpose.RENEWAL, (OutgoingMessage(copy, **fields),), lambda _error: otherwise)
+
+
+def split(messages, remainder=lambda _indices: None, otherwise=LAPSE):
+    """The records of an event go on as these messages."""
+    return Forward(Purpose.RECORDS, messages, lambda _error: otherwise, remainder)
+
+
+def letter(body="body", otherwise=HIDDEN_LETTER, **fields):
+    """A dead letter."""
+    copy = OutgoingMessage(body, **fields)
+    return Forward(Purpose.DEAD_LETTER, (copy,), lambda _error: otherwise, reason="broken")
 
 
 # Consumers

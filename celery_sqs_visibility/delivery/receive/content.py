@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
+from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.policy.printable import UNPRINTABLE
 
 #: Text, or text that may be missing.
@@ -24,6 +26,21 @@ class DecodedMessage(NamedTuple):
     task_id: str | None = None
     eta: float | None = None  # seconds since the epoch
     retries: int = 0
+
+
+class Records(NamedTuple):
+    """An event of several records, of which each goes on as a message of its own.
+
+    Attributes:
+        messages: each is made when it is asked for.
+        body: of the event's message, as SQS has it.
+        remainder: makes the one message that stands for the records at the given indices, in order; `None`
+            where there can be none.
+    """
+
+    messages: Sequence[OutgoingMessage]
+    body: str
+    remainder: Callable[[Sequence[int]], OutgoingMessage | None] = lambda _indices: None
 
 
 def loggable(text: Text) -> Text:

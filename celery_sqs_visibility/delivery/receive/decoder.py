@@ -10,8 +10,8 @@ from typing import Any, Final
 from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Holder
-from celery_sqs_visibility.core.settlements import Delete, Split
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
+from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records, loggable
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
@@ -51,8 +51,8 @@ class ReadLater:
     error: Exception
 
 
-#: Content of a message: a task, nothing to be run, or several tasks.
-Opened = DecodedMessage | Delete | Split
+#: Content of a message: a task, nothing to be run, or several records.
+Opened = DecodedMessage | Delete | Records
 
 #: Content of a message, or the reason why it cannot be read.
 ReadContent = Opened | UnreadableError | ReadLater

@@ -10,11 +10,12 @@ from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.copies import CopyBatch, DeletesRefusedError, PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery
-from celery_sqs_visibility.core.settlements import Renew, Settlement, Split
+from celery_sqs_visibility.core.settlements import Forward, Hold, Purpose, Settlement
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.errors import PASSING_ERRORS, AnswerLostError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
@@ -25,9 +26,10 @@ logger = logging.getLogger(__name__)
 MAX_IN_FLIGHT: Final = 8
 
 #: How the log calls each kind of request when it fails, and when it works again.
-ACTIONS: Final[Mapping[type[Renew | Split], str]] = {
-    Renew: "send copies of messages with a far ETA",
-    Split: "send the records of events as a message each",
+ACTIONS: Final[Mapping[Purpose, str]] = {
+    Purpose.RENEWAL: "send copies of messages with a far ETA",
+    Purpose.RECORDS: "send the records of events as a message each",
+    Purpose.DEAD_LETTER: "send dead letters",
 }
 
 NOT_SENT: Final = (
@@ -43,6 +45,7 @@ class Copies:
         pending: what is to be sent.
         outgoing: makes the requests for records, which may be of any size.
         permissions: of the queues.
+        dead_letters: knows where dead letters go.
         clock: the monotonic clock.
         ended: is called from a thread that sends, when nothing more is sent of a delivery.
         pump: of the lane.
@@ -56,6 +59,7 @@ class Copies:
         pending: PendingCopies,
         outgoing: OutgoingMessages,
         permissions: CopyPermissions,
+        dead_letters: DeadLetters,
         clock: Clock,
         ended: Callable[[Sending], None],
         pump: Pump,
@@ -64,20 +68,21 @@ class Copies:
         self.due, self.ready, self.take = pending.due, pending.ready, pending.take
         self._outgoing = outgoing
         self._permissions = permissions
+        self._dead_letters = dead_letters
         self._clock = clock
         self._ended = ended
         self.lane: Lane[CopyBatch] = pump.lane("sends copies of messages", MAX_IN_FLIGHT, self)
-        self._outages: dict[tuple[Queue, type[Renew | Split]], Outage] = {}  # each step is atomic
+        self._outages: dict[tuple[Queue, Purpose], Outage] = {}  # each step is atomic
 
-    def submit(self, delivery: Delivery, copying: Renew | Split) -> None:
+    def submit(self, delivery: Delivery, forward: Forward) -> None:
         """Send the copies of a delivery that is held until `ended` is called. Under the lock."""
-        self.pending.add(delivery, copying, self._clock.monotonic())
+        self.pending.add(delivery, forward, self._clock.monotonic())
         self.lane.wake()
 
-    def interrupt(self, consumer: Consumer, *kinds: type[Renew | Split]) -> None:
+    def interrupt(self, consumer: Consumer, *purposes: Purpose) -> None:
         """See `PendingCopies.interrupt`. Any thread."""
         with self.lane.lock:
-            self.pending.interrupt(consumer, kinds, self._clock.monotonic())
+            self.pending.interrupt(consumer, purposes, self._clock.monotonic())
             self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
@@ -88,15 +93,18 @@ class Copies:
         if not batch.messages:
             return BatchResult({})
         queue, messages = batch.messages[0].queue, [each.message for each in batch.messages]
+        target = queue
+        if batch.purpose is Purpose.DEAD_LETTER:
+            target, messages = self._dead_letters.addressed(queue, messages)
         self._permissions.require_deletes(queue)
         if (now := self._clock.monotonic()) - since >= self.pending.check:
             self._require_originals(batch, now)
-        if batch.kind is Split:
+        if batch.purpose is Purpose.RECORDS:
             return self._outgoing.send_batch(queue, messages)
         if len(messages) == 1:
-            batch.message_ids[0] = queue.sqs.send(queue.url, messages[0])
+            batch.message_ids[0] = target.sqs.send(target.url, messages[0])
             return BatchResult({})
-        result = queue.sqs.send_batch(queue.url, messages)
+        result = target.sqs.send_batch(target.url, messages)
         batch.message_ids.update((i, result.message_id(i)) for i in range(len(messages)))
         return result
 
@@ -127,10 +135,10 @@ class Copies:
                 self.pending.unfinished -= 1
 
     def _log_outage(self, batch: CopyBatch, failed: Mapping[int, SQSError], since: float) -> None:
-        key = batch.messages[0].queue, batch.kind
+        key = batch.messages[0].queue, batch.purpose
         outage = self._outages.get(key)
         if outage is None:
-            new = Outage(logger, ACTIONS[batch.kind], key[0].name, self._clock)
+            new = Outage(logger, ACTIONS[batch.purpose], key[0].name, self._clock)
             outage = self._outages.setdefault(key, new)
         passing = [error for error in failed.values() if isinstance(error, PASSING_ERRORS)]
         if passing:
@@ -138,11 +146,13 @@ class Copies:
         elif len(failed) < len(batch):
             outage.success(since)
 
-
-def settlement_of(sending: Sending, permissions: CopyPermissions) -> Settlement | None:
-    """See `Sending.settlement`; notes that the queue refuses copies. A thread that sends."""
-    queue, refusal = sending.delivery.queue, sending.refusal
-    refuses_sends = refusal is not None and not isinstance(refusal, DeletesRefusedError)
-    if refuses_sends and isinstance(sending.copying, Renew) and permissions.note_sends_refused(queue):
-        log_safely(logger.warning, NOT_SENT, queue.name, refusal)
-    return sending.settlement()
+    def settlement(self, sending: Sending) -> Settlement | Hold:
+        """See `Sending.settlement`; notes what the queue refuses. A thread that sends."""
+        queue, refusal = sending.delivery.queue, sending.refusal
+        refused = refusal is not None and not isinstance(refusal, DeletesRefusedError)
+        match sending.forward.purpose:
+            case Purpose.RENEWAL if refused and self._permissions.note_sends_refused(queue):
+                log_safely(logger.warning, NOT_SENT, queue.name, refusal)
+            case Purpose.DEAD_LETTER if refused or sending.sent:
+                self._dead_letters.note(queue, refusal)
+        return sending.settlement()

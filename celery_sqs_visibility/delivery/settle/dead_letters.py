@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.copies import DeletesRefusedError
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import DeadLetter
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.errors import (
-    AccessDeniedError,
-    QueueDoesNotExistError,
-    ReceiptHandleInvalidError,
-    RequestRefusedError,
-)
+from celery_sqs_visibility.core.settlements import Direct, Forward, Purpose
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.message_limits import (
     DATA_TYPE,
     escape_illegal,
@@ -68,73 +61,79 @@ NOT_SENT = (
     "the queue has a redrive policy: %s"
 )
 
-LOST = "its visibility timeout ran out before its dead letter could be sent"
-
 #: The group of a message without one, in a FIFO dead-letter queue.
 FIFO_GROUP = "dead-letters"
 
 
+class NoDeadLetterQueueError(QueueDoesNotExistError):
+    """The queue has no dead-letter queue, though it seemed to."""
+
+
 class DeadLetters:
-    """Sends copies to the queues' dead-letter queues.
+    """Makes dead letters, and knows to which queues they go.
 
     Attributes:
         worker_name: Celery's name of this node; empty outside a worker.
     """
 
-    def __init__(
-        self, redrive: RedriveBook, permissions: CopyPermissions, clock: Clock, worker_name: str = ""
-    ) -> None:
+    def __init__(self, redrive: RedriveBook, worker_name: str = "") -> None:
         self._redrive = redrive
-        self._permissions = permissions
-        self._clock = clock
         self.worker_name = worker_name
         # URLs of the queues for which a refusal was logged. Each access is atomic: no lock.
         self._refused: set[str] = set()
 
-    def send(self, delivery: Delivery, letter: DeadLetter) -> bool:
-        """Send the copy; `False` if there is no dead-letter queue, or it refuses. A thread of the pump.
+    def forward(
+        self,
+        delivery: Delivery,
+        reason: str,
+        body: str,
+        otherwise: Callable[[SQSError], Direct],
+        details: Mapping[str, str] | None = None,
+    ) -> Forward:
+        """A copy with this body for the dead-letter queue, then delete the message.
 
-        Nor is one sent where the original cannot be deleted.
+        `details` are further texts of `TEXTS`. Any thread; no request.
+        """
+        texts = self._texts(delivery, reason, details or {})
+        attributes = _fitting(delivery.message_attributes, MESSAGE_BYTES - message_bytes(body, {}))
+        if len(attributes) < MESSAGE_ATTRIBUTES:
+            attributes |= _description(texts, MESSAGE_BYTES - message_bytes(body, attributes))
+        letter = OutgoingMessage(
+            body=body,
+            attributes=attributes,
+            group_id=delivery.facts.group,
+            deduplication_id=delivery.facts.message_id,
+        )
+        return Forward(Purpose.DEAD_LETTER, (letter,), otherwise, reason=reason)
+
+    def addressed(
+        self, queue: Queue, letters: Sequence[OutgoingMessage]
+    ) -> tuple[Queue, list[OutgoingMessage]]:
+        """The dead-letter queue of a queue, and its letters as that takes them. A thread that sends.
 
         Raises:
-            ReceiptHandleInvalidError: the original is lost: it may have waited for SQS's other answers.
-            SQSError: the copy could not be sent now; try again.
+            NoDeadLetterQueueError: there is none.
+            SQSError: it could not be found.
         """
-        queue = delivery.queue
-        try:
-            target = self._redrive.dead_letter_queue(queue)
-            if target is None:
-                return False
-            self._permissions.require_deletes(queue)
-            if delivery.deadline <= self._clock.monotonic():
-                raise ReceiptHandleInvalidError(LOST)
-            target.sqs.send(target.url, self._copy(target, delivery, letter))
-        except DeletesRefusedError:
-            return False
-        except (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError) as error:
-            if queue.url not in self._refused:
-                self._refused.add(queue.url)
-                log_safely(logger.warning, NOT_SENT, queue.name, error)
-            return False
-        self._refused.discard(queue.url)
-        return True
+        target = self._redrive.dead_letter_queue(queue)
+        if target is None:
+            raise NoDeadLetterQueueError(f"queue {queue.name!r} has no dead-letter queue")
+        if target.fifo:
+            return target, [replace(each, group_id=each.group_id or FIFO_GROUP) for each in letters]
+        return target, [replace(each, deduplication_id=None) for each in letters]
 
-    def _copy(self, target: Queue, delivery: Delivery, letter: DeadLetter) -> OutgoingMessage:
-        attributes = _fitting(delivery.message_attributes, MESSAGE_BYTES - message_bytes(letter.body, {}))
-        if len(attributes) < MESSAGE_ATTRIBUTES:
-            space = MESSAGE_BYTES - message_bytes(letter.body, attributes)
-            attributes |= _description(self._texts(delivery, letter), space)
-        return OutgoingMessage(
-            body=letter.body,
-            attributes=attributes,
-            group_id=delivery.facts.group or (FIFO_GROUP if target.fifo else None),
-            deduplication_id=delivery.facts.message_id if target.fifo else None,
-        )
+    def note(self, queue: Queue, refusal: SQSError | None) -> None:
+        """Its dead-letter queue has taken a letter, or refused it: a refusal is logged once. Any thread."""
+        if refusal is None:
+            self._refused.discard(queue.url)
+        elif queue.url not in self._refused and not isinstance(refusal, NoDeadLetterQueueError):
+            self._refused.add(queue.url)
+            log_safely(logger.warning, NOT_SENT, queue.name, refusal)
 
-    def _texts(self, delivery: Delivery, letter: DeadLetter) -> dict[str, str]:
+    def _texts(self, delivery: Delivery, reason: str, details: Mapping[str, str]) -> dict[str, str]:
         facts = delivery.facts
         known: dict[str, str | None] = {
-            "reason": letter.reason,
+            "reason": reason,
             "task": facts.task,
             "task_id": facts.task_id,
             "worker": self.worker_name,
@@ -143,7 +142,7 @@ class DeadLetters:
             "source_queue": facts.queue,
             "message_id": facts.message_id,
             "receive_count": str(facts.receive_count),
-            **letter.attributes,
+            **details,
         }
         return {name: _cut(name, text) for name in TEXTS if (text := known.get(name))}
 

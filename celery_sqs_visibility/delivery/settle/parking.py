@@ -14,7 +14,7 @@ from typing import Any
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery, MakeCopy
-from celery_sqs_visibility.core.settlements import Hide, Renew, Why
+from celery_sqs_visibility.core.settlements import Direct, Forward, Hide, Hold, Purpose, Why
 from celery_sqs_visibility.delivery.receive.content import DecodedMessage
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.policy.clock import Clock
@@ -81,7 +81,7 @@ class Parking:
 
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
-    ) -> Hide | Renew | None:
+    ) -> Hide | Forward | None:
         """How the message waits for its ETA; `None`: Celery gets it now, and holds it until then."""
         if opened.eta is None:
             return None
@@ -92,20 +92,23 @@ class Parking:
             return None
         if not plan.renewed:
             return Hide(plan.seconds, Why.PARKED)
-        park = park_seconds(wait, limits.visibility_timeout, self._lead) if limits.may_return else None
+        seconds = None
+        if limits.may_return:
+            seconds = park_seconds(wait, limits.visibility_timeout, self._lead)
+        park = Hold(opened.payload) if seconds is None else Hide(seconds, Why.PARKED)
         # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
         if not self._permissions.may_copy(queue) or (queue.fifo and limits.max_receive_count == 1):
-            return None if park is None else Hide(park, Why.PARKED)
+            return park if isinstance(park, Hide) else None
         delay = min(plan.seconds, limits.seconds_to_stay)
         content = message["Body"], delivery.message_attributes
-        return Renew(_copy(delivery, *content, delay, opened.eta), opened.payload, park)
+        return _renewal(_copy(delivery, *content, delay, opened.eta), park)
 
     def renewal(
-        self, delivery: Delivery, eta: float, copied: MakeCopy, payload: dict[str, Any]
-    ) -> Renew | None:
+        self, delivery: Delivery, eta: float, copied: MakeCopy, otherwise: Direct | Hold
+    ) -> Forward | None:
         """How a message waits for a new ETA, in seconds since the epoch; `None`: it cannot. Any thread.
 
-        `copied` makes body and attributes of the copy; Celery gets `payload` where the queue refuses that.
+        `copied` makes body and attributes of the copy; `otherwise` follows where the queue refuses that.
         """
         if delivery.queue.fifo or not self._permissions.may_copy(
             delivery.queue
@@ -116,7 +119,7 @@ class Parking:
         delay = min(
             math.floor(eta - self._clock.wall()) - self._lead, self._redrive.retention(delivery.queue) // 2
         )
-        return Renew(_copy(delivery, *content, delay, eta), payload, None)
+        return _renewal(_copy(delivery, *content, delay, eta), otherwise)
 
     def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
         policy = self._redrive.peek(delivery.queue)
@@ -139,6 +142,10 @@ class Parking:
             wasted_receives=wasted,
             lead=self._lead,
         )
+
+
+def _renewal(copy: OutgoingMessage, otherwise: Direct | Hold) -> Forward:
+    return Forward(Purpose.RENEWAL, (copy,), lambda _error: otherwise)
 
 
 def _age(message: ReceivedMessage, now: float) -> float:

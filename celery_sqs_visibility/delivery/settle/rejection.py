@@ -12,9 +12,19 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.held import Past
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
+from celery_sqs_visibility.core.settlements import (
+    RELEASE,
+    Delete,
+    Direct,
+    Forward,
+    Hide,
+    Lapse,
+    Settlement,
+    Why,
+)
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.receive.content import loggable
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import Unreadable, emit, log_safely
 from celery_sqs_visibility.policy.options import OptionsOfQueue
@@ -57,8 +67,11 @@ class Rejection:
     `options_of` a queue says its `error_visibility_timeout` and `when_exhausted`.
     """
 
-    def __init__(self, redrive: RedriveBook, options_of: OptionsOfQueue, memory: Memory) -> None:
+    def __init__(
+        self, redrive: RedriveBook, options_of: OptionsOfQueue, memory: Memory, letters: DeadLetters
+    ) -> None:
         self._redrive = redrive
+        self._letters = letters
         self._options_of = options_of
         self._memory = memory
 
@@ -78,7 +91,10 @@ class Rejection:
         is_new = self._memory.remember(Past.GIVEN_UP, delivery)
         delivery.end_of_given_up = "failed" if is_new else "released"
         if self._redrive.has_dead_letter_queue(delivery.queue):
-            delivery.settle(DeadLetter(reason, body(), self._not_taken(delivery), attributes))
+            otherwise = self._not_taken(delivery)
+            delivery.settle(
+                self._letters.forward(delivery, reason, body(), lambda _error: otherwise, attributes)
+            )
         else:
             self._settle_without_dead_letters(delivery, reason, when_exhausted)
 
@@ -122,13 +138,11 @@ class Rejection:
 
     def _what_follows(self, queue: Queue, settlement: Settlement) -> str:
         """The fate of a refused message, for the log."""
-        policy = self._redrive.peek(queue)
-        if isinstance(settlement, DeadLetter):
-            if self._redrive.has_dead_letter_queue(queue):
-                return "it becomes a dead letter"
-            if isinstance(settlement.otherwise, Delete):
-                return "it is deleted"
-        elif policy is not None:
+        if isinstance(settlement, Forward):
+            return "it becomes a dead letter"
+        if isinstance(settlement, Delete):
+            return "it is deleted"
+        if (policy := self._redrive.peek(queue)) is not None:
             return f"it comes back, and at receive {policy.max_receive_count} it becomes a dead letter"
         return "it comes back, until the retention of its queue ends"
 
@@ -140,12 +154,18 @@ class Rejection:
         if delivery.queue.fifo and is_permanently_unreadable(
             facts.receive_count, seconds_known, others_may=others_may
         ):
-            return DeadLetter(reason, body, otherwise=self._free_group(delivery, reason))
+            return self._letter_or(self._free_group(delivery, reason), delivery, reason, body)
         if others_may and delivery.may_return:
             return hidden
-        return DeadLetter(reason, body, otherwise=hidden)
+        return self._letter_or(hidden, delivery, reason, body)
 
-    def after_an_error(self, delivery: Delivery) -> Settlement:
+    def _letter_or(self, otherwise: Direct, delivery: Delivery, reason: str, body: str) -> Settlement:
+        """A dead letter, where its queue has a dead-letter queue that takes it."""
+        if not self._redrive.has_dead_letter_queue(delivery.queue):
+            return otherwise
+        return self._letters.forward(delivery, reason, body, lambda _error: otherwise)
+
+    def after_an_error(self, delivery: Delivery) -> Direct:
         """How to settle a failure about which the task says nothing."""
         retries = max(0, delivery.facts.receive_count - 1 - delivery.parkings)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
@@ -165,7 +185,7 @@ class Rejection:
         delivery.settle(self.after_an_error(delivery) if may_return else Hide(KEPT_SECONDS))
         _log(logging.WARNING, COMES_BACK, delivery, repr(error))
 
-    def _free_group(self, delivery: Delivery, reason: str) -> Settlement:
+    def _free_group(self, delivery: Delivery, reason: str) -> Direct:
         """How to settle the head of a FIFO group where no dead-letter queue takes it."""
         if self._redrive.has_dead_letter_queue(delivery.queue):
             return self._not_taken(delivery)
@@ -179,15 +199,15 @@ class Rejection:
     ) -> None:
         self._settle_given_up(delivery, self._without_dead_letters(delivery.queue, when_exhausted), reason)
 
-    def _settle_given_up(self, delivery: Delivery, settlement: Settlement, reason: str) -> None:
+    def _settle_given_up(self, delivery: Delivery, settlement: Direct, reason: str) -> None:
         if delivery.settle(settlement) and isinstance(settlement, Delete):
             _log(logging.WARNING, DELETED, delivery, reason)
 
-    def _without_dead_letters(self, queue: Queue, when_exhausted: str | None = None) -> Settlement:
+    def _without_dead_letters(self, queue: Queue, when_exhausted: str | None = None) -> Direct:
         when_exhausted = when_exhausted or self._options_of(queue.name).when_exhausted
         return without_dead_letters(self._redrive, queue, when_exhausted)
 
-    def _not_taken(self, delivery: Delivery) -> Settlement:
+    def _not_taken(self, delivery: Delivery) -> Direct:
         """How to settle a message that its dead-letter queue does not take.
 
         It is visible at once as often as SQS's redrive policy hands it out, and moved by it then. A message
@@ -199,14 +219,14 @@ class Rejection:
         return _kept(self._redrive, delivery.queue)
 
 
-def rejected(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Delete | Hide | Lapse:
+def rejected(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Direct:
     """How to settle a message that is rejected without requeue. `redrive` has looked at the queue."""
     if redrive.has_dead_letter_queue(queue):
         return Lapse()
     return without_dead_letters(redrive, queue, when_exhausted)
 
 
-def without_dead_letters(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Delete | Hide | Lapse:
+def without_dead_letters(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Direct:
     """How to give up a message of a queue that has no dead-letter queue, as far as is known."""
     if when_exhausted == DELETE and redrive.knows(queue):
         return Delete()

@@ -16,8 +16,7 @@ from celery_sqs_visibility.core.batches import (
     SettlementBatch,
     SettlementBatches,
 )
-from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete, Hide, Settlement
+from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
@@ -33,18 +32,14 @@ MAX_IN_FLIGHT: Final = 16
 MAX_REQUEST_SECONDS: Final = 0.1
 
 #: How the log calls each kind of request when it fails, and when it works again.
-ACTIONS: Mapping[type[Settlement], str] = {
+ACTIONS: Mapping[type[Delete | Hide], str] = {
     Delete: "delete messages",
-    DeadLetter: "send dead letters",
     Hide: "hide or release messages",
 }
 
 #: Called from a thread of the pump when the settlements of a request are over, with the monotonic instant
 #: from which the delay of a visibility change counts.
 Settled = Callable[[Iterable[Ended], float], None]
-
-#: Sends a dead letter, from a thread of the pump. Raises `LetterRefusedError` where no queue takes it.
-SendLetter = Callable[[Delivery, DeadLetter], None]
 
 
 class Settler:
@@ -55,7 +50,6 @@ class Settler:
         batches: SettlementBatches,
         clock: Clock,
         settled: Settled,
-        send_letter: SendLetter,
         permissions: CopyPermissions,
         pump: Pump,
     ) -> None:
@@ -63,7 +57,6 @@ class Settler:
         self.due, self.ready, self.take = batches.due, batches.ready, batches.take
         self._clock = clock
         self._settled = settled
-        self._send_letter = send_letter
         self._permissions = permissions
         self.lane: Lane[SettlementBatch] = pump.lane("settles messages", MAX_IN_FLIGHT, self)
         self._outages: dict[PendingBatch, Outage] = {}  # each step is atomic
@@ -83,10 +76,6 @@ class Settler:
             return BatchResult({})
         if kind is Delete:
             return queue.sqs.delete(queue.url, [one.delivery.handle for one in batch.settlements])
-        if kind is DeadLetter:
-            for one in batch.settlements:
-                self._send_letter(one.delivery, one.settlement)  # type: ignore[arg-type] # it is a dead letter
-            return BatchResult({})
         changes = [(one.delivery.handle, one.seconds) for one in batch.settlements]
         return queue.sqs.change_visibility(queue.url, changes)
 
@@ -111,9 +100,7 @@ class Settler:
                 self._settled([(one, TOO_LATE) for one in batch.late], now)
         finally:
             with self.lane.lock:
-                self.batches.finish(batch, finished)
-                if self.batches.news:
-                    self.notice(self._clock.monotonic())
+                self.batches.unfinished -= finished
 
     def _note_permission(
         self, batch: SettlementBatch, failed: Mapping[int, SQSError], *, some_done: bool

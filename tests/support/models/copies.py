@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 
 from support import factories
@@ -21,7 +20,7 @@ from support.models.steps import step
 from celery_sqs_visibility import task_message
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Purpose, Why
 from celery_sqs_visibility.errors import ThrottledError
 from celery_sqs_visibility.policy.continued_events import continued_in
 
@@ -166,8 +165,9 @@ class Copies:
         if not delivery.start():
             return
         if key[0] == "t" and not has_key:
-            renew = delivery.renewal(self.clock.wall() + ETA, lambda one: self.copy_of(one, payload), payload)
-            delivery.settle(replace(renew, park=ETA) if renew else RELEASE)
+            eta, hidden = self.clock.wall() + ETA, Hide(ETA, Why.PARKED)
+            renew = delivery.renewal(eta, lambda one: self.copy_of(one, payload), hidden)
+            delivery.settle(renew or RELEASE)
         elif delivery.settle(Delete()):
             self.done[key] += 1
 
@@ -183,7 +183,7 @@ class Copies:
         if not self.workers[which].stopped:
             self.workers[which].connect()
 
-    @step(often=1.5, which=WHICH, kinds=[(), (Renew,)])
+    @step(often=1.5, which=WHICH, kinds=[(), (Purpose.RENEWAL,)])
     def deploy(self, which, kinds):
         """SIGTERM: copies under way are finished; there may be no time for those of tasks that wait."""
         worker = self.workers[which]

@@ -8,7 +8,7 @@ from support.models.flights import Flight
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.core.copies import CHECK_SECONDS
-from celery_sqs_visibility.core.settlements import RELEASE, Split
+from celery_sqs_visibility.core.settlements import RELEASE, Purpose
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -83,7 +83,7 @@ class Worker:
         """Receive nothing more, and give back what does not run; of these kinds send no copies either."""
         for consumer in self.consumers:
             consumer.stop_polling()
-            consumer.holder.copies.interrupt(consumer, Split, *kinds)
+            consumer.holder.copies.interrupt(consumer, Purpose.RECORDS, *kinds)
             for delivery in factories.unstarted(consumer):
                 delivery.settle(RELEASE)
 
@@ -144,8 +144,8 @@ def check_batch(batch, now):
     sendings = {each.tag.sending for each in batch.messages}
     for sending in sendings:
         assert now - sending.delivery.deadline < CHECK_SECONDS, "nothing is sent of what is lost"
-    if batch.kind is Split and len(sendings) == 1 and batch.messages[0].tag.place == 0:
-        most = min(BATCH_ENTRIES, len(sending.copies))
+    if batch.purpose is Purpose.RECORDS and len(sendings) == 1 and batch.messages[0].tag.place == 0:
+        most = min(BATCH_ENTRIES, len(sending.forward.messages))
         assert len(batch) == most or batch.messages[0].failures, "ten records go out together"
 
 

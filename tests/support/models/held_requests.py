@@ -7,10 +7,11 @@ from support.factories import CHANGES, DELETES
 from support.models.flights import FAULTS, Flight
 from support.models.steps import step
 
-from celery_sqs_visibility.core.settlements import DeadLetter, Hide
+from celery_sqs_visibility.core.copies import CopyBatch
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.errors import RequestRefusedError
 
-SEND = "SendMessage"
+SENDS = "SendMessage", "SendMessageBatch"
 
 #: Steps of a request, after it was taken.
 REACHED, CONCLUDED = 2, 3
@@ -22,17 +23,21 @@ POSITIONS = range(10)
 
 
 class HeldFlight(Flight):
-    """A request of the heartbeat or the settler."""
+    """A request of the heartbeat, of the settler, or with dead letters."""
 
     def __init__(self, work, batch, since):
         super().__init__(work, batch, since)
         self.extends = hasattr(batch, "sent")
-        self.changes_visibility = self.extends or batch.origin.kind is Hide
+        self.sends = isinstance(batch, CopyBatch)
+        self.changes_visibility = self.extends or (not self.sends and batch.origin.kind is Hide)
 
     def jobs(self):
         """Of each entry the delivery, its handle, and what is asked: seconds, or a settlement."""
         if self.extends:
             return self.batch.sent
+        if self.sends:
+            originals = [copy.tag.sending.delivery for copy in self.batch.messages]
+            return [(delivery, delivery.handle, None) for delivery in originals]
         return [(one.delivery, one.delivery.handle, one.settlement) for one in self.batch.settlements]
 
 
@@ -53,6 +58,16 @@ class HeldRequests(RuleBasedStateMachine):
     def settle(self, steps=1, fault="none", position=0):
         self.request(self.queue_consumer.holder.settler, steps, fault, position)
 
+    @step(**REQUEST)
+    def copy(self, steps=1, fault="none"):
+        self.request(self.queue_consumer.holder.copies, steps, fault, 0)
+
+    @property
+    def unfinished(self):
+        """How many settlements and copies are not over."""
+        holder = self.queue_consumer.holder
+        return holder.settler.batches.unfinished + holder.copies.pending.unfinished
+
     def request(self, work, steps, fault, position):
         """Of the next request the first so many steps."""
         flight = self.take(work) if steps else None
@@ -70,7 +85,7 @@ class HeldRequests(RuleBasedStateMachine):
         others = [handle for _, handle, _ in changing]
         for delivery, handle, _ in flight.jobs():
             held = delivery.held
-            assert held is flight.extends, "what is settled is not extended"
+            assert held is (flight.extends or flight.sends), "what is settled is not extended"
             if flight.changes_visibility:
                 assert handle not in others, "one writer a delivery"
                 assert delivery.deadline > self.now, "another worker may have it"
@@ -91,13 +106,15 @@ class HeldRequests(RuleBasedStateMachine):
         error, jobs = FAULTS[fault], flight.jobs()
         if error is None or not jobs:
             pass
-        elif not flight.extends and flight.batch.origin.kind is DeadLetter:
-            self.sqs.fail_next(SEND, RequestRefusedError(fault) if "refused" in fault else error)
+        elif flight.sends:
+            for action in SENDS:
+                self.sqs.fail_next(action, RequestRefusedError(fault) if "refused" in fault else error)
         else:
             action = CHANGES if flight.changes_visibility else DELETES
             self.sqs.fail_next(action, error, position % len(jobs))
         failed = flight.send()
-        self.sqs._failures[SEND].clear()  # a letter that has become too late is not sent
+        for action in SENDS:
+            self.sqs._failures[action].clear()  # a letter that has become too late is not sent
         for place, (delivery, handle, asked) in enumerate(jobs):
             if flight.extends and place not in failed:
                 assert handle not in self.hidden_until, "no extension after a retry delay"

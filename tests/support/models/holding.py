@@ -22,7 +22,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.events import subscribe
 from celery_sqs_visibility.worker.drain import LastRuns
 
@@ -34,8 +34,8 @@ ENDS = {
     "failure, for long": lambda _: Hide(400),
     "failure, at its own time": lambda _: Lapse(),
     "release": lambda _: RELEASE,
-    "given up": lambda run: DeadLetter("broken", run.message_id, otherwise=Hide(9)),
-    "given up, or released": lambda run: DeadLetter("broken", run.message_id, otherwise=RELEASE),
+    "given up": lambda run: factories.letter(run.message_id, Hide(9)),
+    "given up, or released": lambda run: factories.letter(run.message_id, RELEASE),
 }
 
 
@@ -191,6 +191,7 @@ class Holding(HeldRequests):
         if (run := self.pick(which, begun=True)) is not None:
             self.end(run, ENDS[how](run))
             self.settle(steps, fault)
+            self.copy(steps, fault)
 
     def end(self, run, settlement):
         self.runs.remove(run)
@@ -200,7 +201,7 @@ class Holding(HeldRequests):
             self.finished_at[run.message_id] = self.now
         run.delivery.settle(settlement)
         assert not run.delivery.settle(Delete()), "a second settlement does nothing"
-        if isinstance(settlement, (Delete, DeadLetter)):
+        if isinstance(settlement, Delete) or run.delivery.held:  # unless its copy came too late
             assert run.delivery.waiting is None, "what deletes a message waits for nothing"
 
     @step(which=WHICH, seconds=range(1, 901))
@@ -277,7 +278,8 @@ class Holding(HeldRequests):
                 assert (delivery.bucket is not None) + delivery.extending + delivery.lost >= 1
             else:
                 assert delivery.bucket is None, "only what is held is extended"
-        assert self.queue_consumer.capacity.held == len(self.queue_consumer.held()), "capacity is freed"
+        places = sum(delivery.has_place for delivery in self.queue_consumer.held())
+        assert self.queue_consumer.capacity.held == places, "capacity is freed"
         for run in self.runs:
             assert run.delivery.started is run.begun or not run.delivery.held
 
@@ -305,14 +307,15 @@ class Holding(HeldRequests):
         for _ in range(1000):
             self.beat()
             self.settle()
+            self.copy()
             while any(flight.failed is None for flight in self.flights):
                 self.reach()
             while self.flights:
                 self.conclude()
-            if not self.queue_consumer.holder.settler.batches.unfinished:
+            if not self.unfinished:
                 break
             self.clock.advance(0.5)
-        assert not self.queue_consumer.holder.settler.batches.unfinished
+        assert not self.unfinished
         assert len(self.queue_consumer.held()) == 0
         assert self.queue_consumer.holder.wait_for_extensions(0)
         assert self.queue_consumer.holder.next_extension() is None

@@ -15,7 +15,7 @@ from celery import states
 from support.clock import FakeClock
 from support.factories import FakeHolder, exc_info, held_delivery, request
 
-from celery_sqs_visibility.core.settlements import Delete, Hide, Renew
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Forward, Hide, Purpose
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -89,7 +89,9 @@ class Keys:
         made.worker.key_leases = SimpleNamespace(
             add=lambda _: None, release=self.release, store=SimpleNamespace(error="")
         )
-        made.message.renewal = lambda _eta, retries: self.copy(retries) if message.copied else None
+        made.message.renewal = lambda _eta, retries, _otherwise: (
+            self.copy(retries) if message.copied else None
+        )
         made.holder = holder
         if made.revoked():
             self.settled(message, made)
@@ -112,7 +114,7 @@ class Keys:
         self.runs.append(Run(message, made, run))
 
     def copy(self, retries):
-        return Renew(retries, {}, None)
+        return Forward(Purpose.RENEWAL, retries, lambda _error: RELEASE)
 
     def release(self, lease, _delay):
         self.store.release(lease.key, lease.owner)
@@ -122,7 +124,7 @@ class Keys:
         match settlement:
             case Hide(seconds):
                 message.visible_at = self.clock.monotonic() + seconds
-            case Renew(copy=retries):
+            case Forward(Purpose.RENEWAL, retries):
                 message.receives, message.attempts, message.published_retries = 0, 0, retries
                 message.visible_at = self.clock.monotonic()
             case Delete():

@@ -6,7 +6,7 @@ import functools
 from weakref import ref
 
 from celery_sqs_visibility.core.delivery import Inactivity, Wait
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Hold, Lapse
 from celery_sqs_visibility.policy.prefetch import Slots
 
 
@@ -16,7 +16,7 @@ def retry(run, world):
     renew = delivery.renewal(
         world.clock.wall() + 60,
         lambda one: (world.account.body_of(run), one.message_attributes),
-        run.payload,
+        Hold(run.payload),
     )
     delivery.settle(renew or Hide(30))
     return body

@@ -141,7 +141,7 @@ class Stores:
         self.leases[delivery.lease.key] = delivery.lease
         made = request(self.task, delivery)
         made.worker.key_leases = self.key_leases
-        made.message.renewal = lambda _eta, _retries: None
+        made.message.renewal = lambda *_: None
         if made.dispatch():
             child = self.free.pop()
             self.threads.start(lambda: self.in_child(child, made, holder, sent_at), "child")

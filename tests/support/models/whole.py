@@ -30,13 +30,12 @@ from celery_sqs_visibility.aws.fake_queue import LateChange
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.held import MARGIN_SECONDS
-from celery_sqs_visibility.core.settlements import Split
 from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery import watches
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
 from celery_sqs_visibility.errors import UnreadableError
@@ -235,7 +234,7 @@ class Whole(RuleBasedStateMachine):
         if "unreadable" in content:
             raise UnreadableError("nobody can read it")
         if keys := content.get("records"):
-            return Split(
+            return Records(
                 [self.message_of(queue, {"keys": [key]}, key) for key in keys],
                 message["Body"],
                 lambda left: self.message_of(

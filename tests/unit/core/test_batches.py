@@ -11,7 +11,7 @@ from support import factories
 from support.factories import TIMEOUT
 
 from celery_sqs_visibility.core.batches import PendingSettlement, SettlementBatches
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Why
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,
@@ -23,7 +23,7 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SE
 
 NOW, WINDOW = 1000.0, 0.02
 QUEUES = factories.sqs_queue("standard"), factories.sqs_queue("ordered.fifo")
-SETTLEMENTS = [Delete(), Hide(5), Hide(700, Why.PARKED), RELEASE, DeadLetter("broken", "body", Hide(9))]
+SETTLEMENTS = [Delete(), Hide(5), Hide(700, Why.PARKED), RELEASE]
 ERRORS = [
     None,
     None,
@@ -33,7 +33,6 @@ ERRORS = [
 ]
 number = itertools.count()
 STANDARD, ORDERED = QUEUES
-LETTER = SETTLEMENTS[-1]
 THROTTLED, LOST, INVALID = ERRORS[2:]
 PAUSES = 0.2, 0.4  # after the first failure, and the second
 
@@ -58,7 +57,7 @@ def request(batches, now, *errors, since=None):
     batch = batches.take(now)
     failed = {i: error for i, error in enumerate(errors) if error}
     ended = batches.answered(batch, failed, now if since is None else since, now)
-    batches.finish(batch, len(ended) + len(batch.late))
+    batches.unfinished -= len(ended) + len(batch.late)
     return len(batch), [(one.delivery, error) for one, error in ended]
 
 
@@ -86,9 +85,6 @@ def test_whatever_fails_each_settlement_ends_once_and_nothing_is_changed_too_lat
             for one in batch.settlements:
                 assert not one.failures or one.since < one.delivery.deadline, "it is too late for another try"
                 assert isinstance(one.settlement, Delete) or now < one.delivery.deadline, "others may have it"
-                assert not batch.origin.in_order or not any(
-                    each.origin is batch.origin for each, _ in under_way
-                )
             under_way.append((batch, now))
         if under_way and (due is None or due > now or chance.random() < 0.5):
             now += chance.choice([0, 0.05, TIMEOUT])  # as the process stands still
@@ -96,7 +92,7 @@ def test_whatever_fails_each_settlement_ends_once_and_nothing_is_changed_too_lat
             errors = {i: chance.choice(ERRORS) for i in range(len(batch))}
             over = batches.answered(batch, {i: error for i, error in errors.items() if error}, since, now)
             ended += [one.delivery for one, _ in over] + [one.delivery for one in batch.late]
-            batches.finish(batch, len(over) + len(batch.late))
+            batches.unfinished -= len(over) + len(batch.late)
         elif due is not None and due > now:
             now = due
     assert sorted(map(id, ended)) == sorted(id(one.delivery) for one in added)
@@ -113,7 +109,6 @@ def test_whatever_fails_each_settlement_ends_once_and_nothing_is_changed_too_lat
         (Delete(), STANDARD, BATCH_ENTRIES, 0),
         (Delete(), ORDERED, 2, 1),
         (Hide(5), STANDARD, 2, 1),
-        (LETTER, STANDARD, 1, 0),
     ],
 )
 def test_a_request_lingers_until_it_is_full_and_longest_where_nobody_waits(
@@ -138,12 +133,11 @@ def test_full_requests_go_first_come_first_served_and_one_busy_queue_does_not_ke
     assert batches.ready() == 1
     submit(batches, Delete(), 25)
     submit(batches, Hide(5), 20)
-    submit(batches, LETTER, 2)
-    assert batches.ready() == 2 + 2 + 2
+    assert batches.ready() == 2 + 2
     batches.flushing = 1
     taken = list(iter(lambda: batches.take(NOW), None))
     assert [(batch.origin.kind, len(batch)) for batch in taken] == [
-        *[(Delete, 10), (Hide, 10), (DeadLetter, 1)] * 2,
+        *[(Delete, 10), (Hide, 10)] * 2,
         (Delete, 5),
     ]
 
@@ -157,21 +151,12 @@ def test_there_is_news_of_a_first_settlement_and_of_a_full_batch(batches):
     assert news == [i in {1, 10, 20} for i in range(23)]
 
 
-@pytest.mark.parametrize(
-    ("settlement", "queue", "error", "news"),
-    [
-        (Delete(), STANDARD, None, False),
-        (Delete(), STANDARD, THROTTLED, True),
-        (LETTER, STANDARD, None, False),
-        (LETTER, ORDERED, None, True),
-    ],
-    ids=["over", "tried again", "unordered", "in order"],
-)
-def test_there_is_news_where_the_end_of_a_request_makes_another_due(batches, settlement, queue, error, news):
-    submit(batches, settlement, queue=queue)
+@pytest.mark.parametrize("error", [None, THROTTLED], ids=["over", "tried again"])
+def test_there_is_news_of_what_is_tried_again(batches, error):
+    submit(batches, Delete())
     batches.news = False
     request(batches, NOW + WINDOW, error)
-    assert batches.news is news
+    assert batches.news is (error is not None)
 
 
 def test_failed_settlements_are_tried_again_after_one_pause_and_share_a_request(batches):
@@ -190,23 +175,6 @@ def test_failed_settlements_are_tried_again_after_one_pause_and_share_a_request(
     batches.take(at + 1 + PAUSES[1])
     assert request(batches, at + 3) == (1, [(first, None)])
     assert batches.unfinished == 0
-
-
-def test_dead_letters_of_a_fifo_queue_are_sent_one_after_the_other_whatever_fails(batches):
-    first, second = submit(batches, LETTER, 2, ORDERED)
-    assert batches.ready() == 2
-    batch = batches.take(NOW)
-    assert (batches.take(NOW), batches.due(NOW), batches.ready()) == (None, None, 1)
-    assert batches.answered(batch, {0: THROTTLED}, NOW, NOW + 1) == []
-    batches.finish(batch, 0)
-    assert batches.due(NOW + 1) == NOW + 1 + PAUSES[0]
-    batches.flushing = 1
-    assert batches.due(NOW + 1) == NOW + 1 + PAUSES[0]
-    assert request(batches, NOW + 2) == (1, [(first, None)])
-    assert request(batches, NOW + 2, THROTTLED) == (1, [])
-    assert batches.due(NOW + 2) == NOW + 2 + PAUSES[0], "it waits, though nothing else does"
-    assert request(batches, NOW + 3) == (1, [(second, None)])
-    assert (batches.unfinished, batches.due(NOW)) == (0, None)
 
 
 @pytest.mark.parametrize("left", [0, 0.001])
@@ -258,5 +226,5 @@ def test_nothing_is_hidden_beyond_the_horizon(batches, horizon, seconds):
     batches.flushing = 1
     (one,) = batches.take(NOW).settlements
     assert (one.settlement, one.seconds) == (Hide(seconds, Why.PARKED), seconds)
-    submit(batches, LETTER)
+    submit(batches, Delete())
     assert batches.take(NOW).settlements[0].seconds == 0

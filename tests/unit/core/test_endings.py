@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support import factories
 from support.factories import delivery, sqs_queue
 
 from celery_sqs_visibility.core.endings import OUTCOMES, outcome_of, return_of
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Settlement, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Purpose, Why
 from celery_sqs_visibility.events import Hidden, Parked, Released
 
 NOW = 1010.0
@@ -18,7 +19,7 @@ def held():
 
 
 def test_every_settlement_has_an_outcome():
-    assert {*OUTCOMES, Delete, Hide} == {*Settlement.__args__, *Why}
+    assert OUTCOMES.keys() == {*Why, *Purpose}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,9 @@ def test_every_settlement_has_an_outcome():
         (Lapse(), NOW, None, "retried"),
         (RELEASE, None, None, "released"),
         (Hide(5, Why.PARKED), None, None, "delayed"),
+        (factories.renewal(), None, None, "delayed"),
+        (factories.split(()), None, None, "discarded"),
+        (factories.letter(), NOW, None, "failed"),
     ],
 )
 def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
@@ -42,7 +46,7 @@ def test_the_outcome_is_the_settlements_and_of_a_deletion_the_requests(
     assert outcome_of(held, settlement, NOW) == outcome
 
 
-@pytest.mark.parametrize("settlement", [Hide(3600, Why.KEPT), DeadLetter("why", "", RELEASE), RELEASE])
+@pytest.mark.parametrize("settlement", [Hide(3600, Why.KEPT), factories.letter(), RELEASE])
 @pytest.mark.parametrize("given_up", ["failed", "released"])
 def test_what_is_given_up_fails_once_whatever_comes_of_it(held, settlement, given_up):
     held.began, held.end_of_given_up = NOW, given_up

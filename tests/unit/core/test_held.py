@@ -28,7 +28,7 @@ from celery_sqs_visibility.core.held import (
     Arrival,
     Held,
 )
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, REQUESTED
 from celery_sqs_visibility.errors import ReceiptHandleInvalidError, UnavailableError
 from celery_sqs_visibility.events import Lost
@@ -37,7 +37,6 @@ from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILI
 NOW = 1000.0
 INTERVAL = 40.0
 QUEUE = factories.sqs_queue()
-LETTER = DeadLetter("broken", "body", otherwise=Hide(5))
 INVALID, UNANSWERED = ReceiptHandleInvalidError("the handle is invalid"), UnavailableError("SQS is out")
 number = itertools.count()
 
@@ -210,25 +209,13 @@ def test_a_settlement_waits_for_the_extension_and_is_handed_back_however_that_en
     assert core.next_extension() is None
 
 
-@pytest.mark.parametrize("settlement", [Delete(), LETTER])
-def test_what_deletes_the_message_does_not_wait_for_an_extension(core, held, settlement):
+def test_what_deletes_the_message_does_not_wait_for_an_extension(core, held):
     (extension,) = core.due(NOW + 80)
-    assert core.settle(held, settlement, NOW + 80)
+    assert core.settle(held, Delete(), NOW + 80)
     assert (held.waiting, core.postponed) == (None, 0)
     ended = core.answered(extension, None, NOW + 80, NOW + 81)
     assert (ended.held, ended.waiting) == (False, None)
     assert core.next_extension() is None
-
-
-def test_what_is_done_in_place_of_a_dead_letter_waits_for_an_extension(core, held):
-    other = core.take_in()
-    extension, _ = core.due(NOW + 80)
-    core.settle(other, Hide(5), NOW + 80)
-    core.settle(held, LETTER, NOW + 80)
-    assert core.postpone(held, Hide(5))
-    assert core.postponed == 2
-    assert core.answered(extension, None, NOW + 80, NOW + 81).waiting == Hide(5)
-    assert core.postpone(held, Hide(5)) is False
 
 
 def test_an_extended_delivery_falls_due_again_and_not_while_it_is_being_extended(core, held):

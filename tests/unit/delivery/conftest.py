@@ -13,10 +13,10 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import Delete, Lapse, Split
+from celery_sqs_visibility.core.settlements import Delete, Lapse
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.buffer import Buffer
-from celery_sqs_visibility.delivery.receive.content import DecodedMessage
+from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Records
 from celery_sqs_visibility.delivery.receive.decoder import UnreadableError
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
@@ -95,7 +95,7 @@ class World:
             case ["test event"]:
                 return Delete()
             case ["records", *records]:
-                return Split(tuple(map(OutgoingMessage, records)), message["Body"])
+                return Records(tuple(map(OutgoingMessage, records)), message["Body"])
             case _:
                 return DecodedMessage(payload)
 

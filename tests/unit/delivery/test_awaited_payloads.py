@@ -14,7 +14,7 @@ from celery_sqs_visibility import events as kinds
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.held import Past
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Renew, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Why
 from celery_sqs_visibility.delivery.awaited_payloads import (
     MAX_FETCHES,
     SILENCE_SECONDS,
@@ -134,7 +134,7 @@ def test_a_message_whose_deletion_was_answered_late_keeps_its_payload(world, que
 def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, dead_letters, store):
     pointer = send(redriven, store)
     (delivery,) = world.deliveries(redriven)
-    delivery.settle(DeadLetter("of no use", pointer, Lapse()))
+    delivery.give_up("of no use", lambda: pointer)
     flushed(world)
     (letter,) = world.sqs.receive(dead_letters.url, 10, 0, factories.EVERYTHING)
     assert letter["Body"] == pointer
@@ -144,7 +144,7 @@ def test_a_dead_letter_has_the_pointer_and_the_payload_stays(world, redriven, de
 
 def test_a_renewed_message_leaves_its_payload_to_its_copy(world, queue, store):
     delivery = held(world, queue, store)
-    delivery.settle(Renew(OutgoingMessage(delivery.pointer.body, delivery.message_attributes), {}, None))
+    delivery.settle(factories.renewal(delivery.pointer.body, attributes=delivery.message_attributes))
     flushed(world)
     assert (list(store.objects), left(queue)) == ([KEY], 1)
 

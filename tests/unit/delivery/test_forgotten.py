@@ -9,6 +9,7 @@ from weakref import ref
 import pytest
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.core.settlements import Hold
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS, GARBAGE_LOOKS
 from celery_sqs_visibility.errors import AccessDeniedError
@@ -103,7 +104,7 @@ def test_a_message_that_its_request_wanted_copied_in_vain_waits_for_another_requ
     request = Request()
     delivery.carrier = ref(request)
     payload = world.handed[0]
-    renew = delivery.renewal(world.clock.wall() + 1, lambda _: ("a", {}), payload)
+    renew = delivery.renewal(world.clock.wall() + 1, lambda _: ("a", {}), Hold(payload))
     assert renew is not None
     world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
     assert delivery.settle(renew)

@@ -68,7 +68,6 @@ class World:
             self.core.batches,
             self.clock,
             lambda ended, _now: self.settled.extend(one.delivery for one, _ in ended),
-            lambda *_: None,
             CopyPermissions(self.clock),
             Pump(self.clock),
         )

@@ -11,7 +11,8 @@ from support.badmessages import encoded, envelope
 from support.factories import sqs_queue
 
 from celery_sqs_visibility import task_id_for, task_message
-from celery_sqs_visibility.core.settlements import Delete, Split
+from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery.receive.content import Records
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.policy.continued_events import ATTRIBUTE, ContinuedEvent, with_ours
 from celery_sqs_visibility.policy.event_routes import EventRoute, EventRoutes
@@ -104,8 +105,8 @@ def test_what_is_left_of_an_event_is_one_message_with_the_same_task_ids(left):
     if not left:
         assert opened == Delete()
         return
-    assert [copy.body for copy in opened.copies] == [
-        whole_copy.body for whole_copy in map(decode(body).copies.__getitem__, left)
+    assert [copy.body for copy in opened.messages] == [
+        whole_copy.body for whole_copy in map(decode(body).messages.__getitem__, left)
     ]
     again = opened.remainder(range(len(left))[1:])
     if len(left) > 1:
@@ -157,8 +158,8 @@ def test_a_celery_message_with_a_fault_is_not_the_adapters():
 def test_several_records_become_messages_of_their_own(queue):
     body = s3_notification(CREATED, REMOVED, CREATED, REMOVED)
     split = decode(body, queue=queue, MessageGroupId="group")
-    assert isinstance(split, Split)
-    opened = [decode_message(queue, received(copy.body)) for copy in split.copies]
+    assert isinstance(split, Records)
+    opened = [decode_message(queue, received(copy.body)) for copy in split.messages]
     assert [run_of(one.payload) for one in opened] == [
         ("audits", [body], {}),
         ("imports", [CREATED], {}),
@@ -166,11 +167,11 @@ def test_several_records_become_messages_of_their_own(queue):
     ]
     assert [one.task_id for one in opened] == [task_id_for("m1", index) for index in range(3)]
     ids = [one.task_id if queue.fifo else None for one in opened]
-    assert [(copy.group_id, copy.deduplication_id) for copy in split.copies] == [
+    assert [(copy.group_id, copy.deduplication_id) for copy in split.messages] == [
         ("group", each) for each in ids
     ]
     again = decode(body, queue=queue, MessageGroupId="group")
-    assert (list(again.copies), again.body) == (split.copies[:], split.body)
+    assert (list(again.messages), again.body) == (split.messages[:], split.body)
 
 
 def test_the_messages_of_an_event_that_was_in_s3_have_their_payloads_themselves():
@@ -179,7 +180,7 @@ def test_the_messages_of_an_event_that_was_in_s3_have_their_payloads_themselves(
     split = EventMessages(ROUTES).decode(
         QUEUE, {**message, "MessageAttributes": {**kept, **size_attribute(7)}}
     )
-    assert [copy.attributes for copy in split.copies] == [kept, kept]
+    assert [copy.attributes for copy in split.messages] == [kept, kept]
 
 
 @pytest.mark.parametrize(

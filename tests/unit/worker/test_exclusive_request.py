@@ -17,7 +17,7 @@ from support.factories import (
 )
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Renew, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -67,9 +67,9 @@ def make(app, monkeypatch):
         made.worker.key_leases = FakeKeyLeases()
         made.asked = []
 
-        def renewal(eta, retries):
+        def renewal(eta, retries, otherwise):
             made.asked.append((eta - SYSTEM_CLOCK.wall(), retries))
-            return Renew(COPY, {}, None) if copies else None
+            return ("a copy", otherwise) if copies else None
 
         monkeypatch.setattr(made.message, "renewal", renewal, raising=False)
         made.settled = holder.settled
@@ -187,7 +187,7 @@ def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, w
     made = make(receive_count=3)
     caplog.clear()
     end(made, why)
-    assert made.settled == [Renew(COPY, {}, park=30)]
+    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
     ((seconds, retries),) = made.asked
     assert 29 < seconds <= 30
     assert retries == 2  # and not three: this receive was no attempt
@@ -207,7 +207,7 @@ def test_while_the_store_does_not_answer_a_message_waits_and_takes_no_process(ma
     made.worker.key_leases.store.error = "no answer"
     state.task_reserved(made)
     assert not made.dispatch()
-    assert made.settled == [Renew(COPY, {}, park=30)]
+    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
     assert made not in state.reserved_requests
     assert "was not run, and comes back in 30 s: its key cannot be acquired: no answer" in caplog.text
 
@@ -335,7 +335,7 @@ def test_a_task_that_is_registered_after_the_start_runs_without_a_key_of_the_wor
     made.worker.key_leases = None
     end(made, Unanswered("no answer", 7.0))
     assert "visibility_exclusive" not in made.request_dict
-    assert made.settled == [Renew(COPY, {}, park=30)]
+    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
 
 
 def test_what_is_revoked_before_it_begins_has_no_key_to_release(make):

@@ -9,9 +9,8 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
-from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.delivery import State
-from celery_sqs_visibility.core.settlements import Renew
+from celery_sqs_visibility.core.settlements import Hold
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, ThrottledError
 from celery_sqs_visibility.events import DeadLettered, Deleted, Hidden, Released, Renewed, subscribe
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, new_key
@@ -117,7 +116,7 @@ def waits_for_its_copy(world, queue):
         with lane.lock:
             return lane.next_due > world.clock.monotonic() and not lane.in_progress()
 
-    assert one.settle(Renew(OutgoingMessage("copy", delay=60), {}, None))
+    assert one.settle(factories.renewal(otherwise=Hold({}), delay=60))
     wait_until(pauses, SOON, "the first attempt to fail")
     return one
 
@@ -179,7 +178,7 @@ def test_a_message_that_comes_back_as_its_copy_is_sent_leaves_the_payload_to_the
         newer.pointer = pointer
 
     end = subscribe(come_back, Renewed)
-    assert one.settle(Renew(OutgoingMessage("copy", delay=900), {}, None))
+    assert one.settle(factories.renewal(delay=900))
     events.wait(Deleted)
     end()
     world.consumer.holder._removals.flush(SOON)

@@ -8,10 +8,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import DeadLetter, Hide
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.core.settlements import Hide
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, TEXTS, DeadLetters, described
-from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import size_attribute
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
@@ -26,9 +24,15 @@ class World:
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.target = factories.queue(self.sqs, "target")
-        self.letters = DeadLetters(
-            RedriveBook(lambda _: lambda: self.target), CopyPermissions(self.clock), self.clock, "worker@host"
-        )
+        self.letters = DeadLetters(RedriveBook(lambda _: lambda: self.target), "worker@host")
+
+    def send(self, delivery, body="body", reason="broken", **details):
+        """A dead letter goes to its queue, and is received there."""
+        forward = self.letters.forward(delivery, reason, body, lambda _: Hide(9), details)
+        assert (forward.reason, forward.otherwise(None)) == (reason, Hide(9))
+        target, (letter,) = self.letters.addressed(delivery.queue, forward.messages)
+        assert target is self.target
+        self.sqs.send(target.url, letter)
 
     def delivery(self, name="q", **facts):
         sent = {"first_received": 1_700_000_000.5, "received": 1_700_000_060, "receive_count": 4, **facts}
@@ -50,10 +54,6 @@ def texts(message):
     return described(attributes)
 
 
-def letter(body="body", reason="broken", **attributes):
-    return DeadLetter(reason, body, Hide(9), attributes)
-
-
 WHOSE = {
     "task": "tasks.add",
     "task_id": "id",
@@ -68,23 +68,15 @@ WHOSE = {
 
 @pytest.mark.parametrize("failure", [FAILURE, {}], ids=["of a failed task", "of a message that is no task"])
 def test_it_tells_what_happened_and_to_what(world, failure):
-    assert world.letters.send(world.delivery(), letter(**failure))
+    world.send(world.delivery(), **failure)
     (message,) = world.read()
     assert message["Body"] == "body"
     assert texts(message) == {"reason": "broken", **WHOSE, **failure}
 
 
-def test_none_is_sent_of_a_message_that_is_lost_while_sqs_is_asked_whether_it_can_be_deleted(world):
-    delivery = world.delivery()
-    world.sqs.delete = lambda *_: world.clock.advance(delivery.deadline - world.clock.monotonic())
-    with pytest.raises(ReceiptHandleInvalidError, match="ran out"):
-        world.letters.send(delivery, letter())
-    assert world.read() == []
-
-
 def test_nothing_in_it_is_what_sqs_would_refuse(world):
     failure = {**FAILURE, "exception": "\x00\ud800" * 9000, "traceback": "", "attempts": ""}
-    assert world.letters.send(world.delivery(), letter(reason="\x1b" * 9000, **failure))
+    world.send(world.delivery(), reason="\x1b" * 9000, **failure)
     sent = texts(world.read()[0])
     assert sent["exception"].startswith(r"\x00\ud800\x00")
     assert len(sent["reason"]) == 1000
@@ -98,7 +90,7 @@ def test_nothing_in_it_is_what_sqs_would_refuse(world):
 def test_a_large_body_leaves_room_for_the_first_texts(world, spare, last):
     failure = {**FAILURE, "traceback": "Traceback\n" * 20}
     body = "x" * (MESSAGE_BYTES - spare)
-    assert world.letters.send(world.delivery(), letter(body, **failure))
+    world.send(world.delivery(), body, **failure)
     (message,) = world.read()
     assert message["Body"] == body
     expected = [] if last is None else list(TEXTS[: TEXTS.index(last) + 1])
@@ -117,7 +109,7 @@ def test_it_keeps_its_group_and_in_a_fifo_queue_it_is_one_only(world, suffix, gr
     world.target = factories.queue(world.sqs, f"target{suffix}")
     one = world.delivery(f"q{suffix}", group=group)
     for _ in range(2):
-        assert world.letters.send(one, letter())
+        world.send(one)
     assert [message["Attributes"]["MessageGroupId"] for message in world.read()] == [expected] * copies
 
 
@@ -130,7 +122,7 @@ def test_it_keeps_its_senders_attributes_and_of_ten_gives_up_its_own(world, numb
     names = ["reason", "task", "attempts", *"abcdefg"][:number]
     one = world.delivery()
     one.message_attributes = {name: (TRACE, BYTES)[position % 2] for position, name in enumerate(names)}
-    assert world.letters.send(one, letter(**FAILURE))
+    world.send(one, **FAILURE)
     sent = world.read()[0]["MessageAttributes"]
     told = {"reason": "broken", **WHOSE, **FAILURE} if is_described else {}
     assert described({ATTRIBUTE: sent.pop(ATTRIBUTE)} if is_described else sent) == told
@@ -145,7 +137,7 @@ def test_the_senders_attributes_give_way_only_to_a_body_that_has_grown(world, gr
     one = world.delivery()
     one.message_attributes = {"large": {"DataType": "String", "StringValue": "x" * 300}}
     body = "x" * (MESSAGE_BYTES - message_bytes("", one.message_attributes) + grown)
-    assert world.letters.send(one, letter(body, reason="r" * 500, **FAILURE))
+    world.send(one, body, reason="r" * 500, **FAILURE)
     assert list(world.read()[0].get("MessageAttributes", {})) == kept
 
 
@@ -153,7 +145,7 @@ def test_what_was_moved_back_and_is_given_up_again_tells_the_latest(world):
     one = world.delivery()
     for reason in ("broken", "broken again"):
         one.message_attributes = {"tenant": TRACE, **one.message_attributes}
-        assert world.letters.send(one, letter(reason=reason))
+        world.send(one, reason=reason)
         message = world.read()[-1]
         one.message_attributes = message["MessageAttributes"]
         world.clock.advance(60)
@@ -167,46 +159,23 @@ def test_what_somebody_else_wrote_there_describes_nothing(text):
     assert described({ATTRIBUTE: {"DataType": "String", **value}}) == {}
 
 
-def test_a_refusal_is_logged_once_until_it_is_over(world, caplog):
-    one = world.delivery()
-    for denials in (2, 1):
-        for _ in range(denials):
-            world.sqs.fail_next("SendMessage", AccessDeniedError("no"))
-            assert not world.letters.send(one, letter())
-        assert world.letters.send(one, letter())
-    assert caplog.text.count("cannot send to the dead-letter queue of 'q'") == 2
-
-
-def test_a_queue_is_no_dead_letter_queue_of_its_own(world):
-    assert not world.letters.send(world.delivery("target"), letter())
-    assert world.read() == []
-
-
 def test_the_attribute_that_marks_a_pointer_is_kept_first(world):
     one = world.delivery()
     one.message_attributes = {"a": TRACE, **size_attribute(7)}
     space = message_bytes("", size_attribute(7))
-    assert world.letters.send(one, letter("x" * (MESSAGE_BYTES - space)))
+    world.send(one, "x" * (MESSAGE_BYTES - space))
     assert list(world.read()[0]["MessageAttributes"]) == ["ExtendedPayloadSize"]
 
 
-def test_none_is_sent_of_a_message_that_nobody_may_delete(world):
-    world.sqs.fail_next(factories.DELETES, AccessDeniedError("no"))
-    assert not world.letters.send(world.delivery(), letter())
-    assert world.read() == []
-
-
 def test_an_instant_that_sqs_did_not_tell_is_left_out(world):
-    assert world.letters.send(world.delivery(first_received=0), letter())
+    world.send(world.delivery(first_received=0))
     assert "first_received" not in texts(world.read()[0])
 
 
 def test_of_a_long_traceback_its_last_lines_are_kept_and_of_other_texts_the_first(world):
     lines = [f"line {number}" for number in range(10_000)]
     text = "\n".join(lines)
-    assert world.letters.send(
-        world.delivery(), letter("x", **{**FAILURE, "traceback": text, "exception": text})
-    )
+    world.send(world.delivery(), "x", **{**FAILURE, "traceback": text, "exception": text})
     (message,) = world.read()
     sent = texts(message)
     assert sent["traceback"].endswith(lines[-1])

@@ -8,7 +8,8 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Lapse, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Forward, Hide, Lapse, Why
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters, described
 from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS, Rejection
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.events import Unreadable
@@ -41,7 +42,7 @@ class Rejecting:
             sqs.fail_next("GetQueueAttributes", AccessDeniedError("no"))
         book.get(self.queue, clock.monotonic())
         options_of = factories.every_queue(error_visibility_timeout=on_error, when_exhausted=when_exhausted)
-        self.rejection = Rejection(book, options_of, self)
+        self.rejection = Rejection(book, options_of, self, DeadLetters(book))
         self.settled, self.remembered = [], set()
 
     def settle(self, _delivery, settlement):
@@ -65,7 +66,13 @@ class Rejecting:
         delivery = self.delivery(receive_count, seconds=seconds)
         self.rejection.refuse(delivery, "nobody can read it", "body", others_may=others_may)
         settlement = self.settled.pop()
-        return settlement.otherwise if isinstance(settlement, DeadLetter) else settlement
+        return settlement.otherwise(None) if isinstance(settlement, Forward) else settlement
+
+
+def letter_of(settlement):
+    """The reason of a dead letter, its body, and what is done where it is not taken."""
+    (copy,) = settlement.messages
+    return settlement.reason, copy.body, settlement.otherwise(None)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,9 @@ def test_a_message_that_is_deleted_for_good_has_one_warning(caplog, end, redrive
 def test_a_failed_message_becomes_a_dead_letter_and_is_not_deleted_without(redrive, receive_count, otherwise):
     world = Rejecting("q.fifo", redrive)
     world.rejection.give_up(world.delivery(receive_count), "failed", lambda: "body", exception="ValueError()")
-    assert world.settled == [DeadLetter("failed", "body", otherwise, {"exception": "ValueError()"})]
+    (settlement,) = world.settled
+    assert letter_of(settlement) == ("failed", "body", otherwise)
+    assert described(settlement.messages[0].attributes)["exception"] == "ValueError()"
 
 
 @pytest.mark.parametrize(
@@ -135,15 +144,18 @@ def test_a_rejected_message_is_released_or_left_to_the_policy_or_deleted(redrive
 @pytest.mark.parametrize(
     ("world", "others_may", "receive_count", "becomes"),
     [
-        (Rejecting(on_error=DelayList((10, 60))), False, 2, DeadLetter("why", "body", otherwise=Hide(60))),
+        (Rejecting(on_error=DelayList((10, 60))), False, 2, Hide(60)),
+        (Rejecting(redrive="plain", on_error=DelayList((10, 60))), False, 2, ("why", "body", Hide(60))),
         (Rejecting("q.fifo", 3), True, 2, Lapse()),
-        (Rejecting("q.fifo", 3), True, 3, DeadLetter("why", "body", Lapse())),
+        (Rejecting("q.fifo", 3), True, 3, ("why", "body", Lapse())),
     ],
-    ids=["hidden where there are none", "another worker may know it", "not after its last receive"],
+    ids=["hidden where there are none", "taken", "another worker may know it", "not after its last receive"],
 )
 def test_a_refused_message_becomes_a_dead_letter(world, others_may, receive_count, becomes):
     world.rejection.refuse(world.delivery(receive_count), "why", "body", others_may=others_may)
-    assert world.settled == [becomes]
+    (settlement,) = world.settled
+    assert (letter_of(settlement) if isinstance(settlement, Forward) else settlement) == becomes
+    world.settled.clear()
 
 
 def test_a_refused_message_has_one_event_however_often_it_comes_back(events):

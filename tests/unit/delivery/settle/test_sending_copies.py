@@ -9,6 +9,7 @@ from support.factories import DELETES, TIMEOUT
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.copies import (
     BATCHES_SIDE_BY_SIDE,
     RECORDS_A_TURN,
@@ -16,11 +17,12 @@ from celery_sqs_visibility.core.copies import (
     PendingCopies,
     Sending,
 )
-from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Renew, Split
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Purpose
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import InProgressBatch, Pump
 from celery_sqs_visibility.delivery.settle.copies import Copies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     RequestRefusedError,
@@ -42,9 +44,21 @@ class World:
         self.sqs = FakeSQS(self.clock)
         self.queue = factories.queue(self.sqs, name)
         self.ended = []
+        self.graves = factories.queue(self.sqs, name.replace("q", "graves"))
         outgoing, permissions = OutgoingMessages(), CopyPermissions(self.clock)
-        pending = PendingCopies(0, outgoing.offloads, lambda _: SPARE)
-        self.copies = Copies(pending, outgoing, permissions, self.clock, self.ended.append, Pump(self.clock))
+        self.copies = Copies(
+            PendingCopies(0, outgoing.offloads, lambda _: SPARE),
+            outgoing,
+            permissions,
+            DeadLetters(RedriveBook(lambda _: lambda: self.graves)),
+            self.clock,
+            self.note_end,
+            Pump(self.clock),
+        )
+
+    def note_end(self, sending):
+        self.ended.append(sending)
+        self.settled = self.copies.settlement(sending)
 
     def split(self, count, body="", **fields):
         """An event of so many records; what is left of it is told by its indices."""
@@ -58,14 +72,14 @@ class World:
         def remainder(indices):
             return OutgoingMessage(f"left {list(indices)}", deduplication_id="left" if fifo else None, **fifo)
 
-        self.copies.submit(delivery, Split(records, "event", remainder))
+        self.copies.submit(delivery, factories.split(records, remainder))
         return delivery
 
     def renew(self, *bodies):
         for body, delivery in zip(
             bodies, factories.received(self.queue, len(bodies), self.clock), strict=True
         ):
-            self.copies.submit(delivery, Renew(OutgoingMessage(body), {}, 7))
+            self.copies.submit(delivery, factories.renewal(body))
 
     def take(self):
         return self.copies.take(self.clock.monotonic())
@@ -93,8 +107,16 @@ class World:
                     return
                 self.clock.advance(max(0, due - self.clock.monotonic()))
 
-    def sent(self):
-        messages = self.sqs._queues[self.queue.url].messages
+    def give_up(self, *bodies):
+        """Dead letters with these bodies."""
+        deliveries = factories.received(self.queue, len(bodies), self.clock)
+        fifo = {"group_id": "g"} if self.queue.fifo else {}
+        for body, delivery in zip(bodies, deliveries, strict=True):
+            self.copies.submit(delivery, factories.letter(body, deduplication_id=body, **fifo))
+        return deliveries
+
+    def sent(self, queue=None):
+        messages = self.sqs._queues[(queue or self.queue).url].messages
         return [message.body for message in messages if message.body != "task"]
 
     def requests(self, action):
@@ -151,7 +173,7 @@ def test_copies_that_wait_share_requests_and_tell_their_ids(world):
     world.work_off()
     assert (world.requests(BATCHES), sorted(world.sent())) == (1, ["a", "b", "c"])
     ids = {message.body: message.id for message in world.sqs._queues[world.queue.url].messages}
-    assert [(each.copying.copy.body, each.message_id) for each in world.ended] == [
+    assert [(each.forward.messages[0].body, each.message_id) for each in world.ended] == [
         (body, ids[body]) for body in "abc"
     ]
 
@@ -162,7 +184,7 @@ def test_an_interrupted_event_goes_on_as_one_message_where_it_stopped(world, ans
     for _ in range(answered):
         world.answer(world.take())
     in_flight = [world.take()] if answered else []
-    world.copies.interrupt(None, Split)
+    world.copies.interrupt(None, Purpose.RECORDS)
     for batch in in_flight:
         world.answer(batch)
     world.work_off()
@@ -182,7 +204,7 @@ def test_what_failed_of_a_batch_is_what_is_left(world):
     second, third = world.in_flight()
     world.answer(second)
     world.answer(third)
-    world.copies.interrupt(None, Split)
+    world.copies.interrupt(None, Purpose.RECORDS)
     world.work_off()
     assert world.sent() == [*numbers(range(13), range(14, 30)), "left [13]"]
 
@@ -190,7 +212,7 @@ def test_what_failed_of_a_batch_is_what_is_left(world):
 def test_what_fails_that_was_under_way_as_the_process_ends_is_not_sent_again(world):
     world.renew("a")
     batch = world.take()
-    world.copies.interrupt(None, Renew)
+    world.copies.interrupt(None, Purpose.RENEWAL)
     world.sqs.fail_next(SEND, ThrottledError("slow down"))
     world.answer(batch)
     assert world.sent() == []
@@ -268,7 +290,7 @@ def test_after_a_turn_the_rest_goes_on_as_one_message(world):
 def test_where_no_message_can_stand_for_the_rest_all_records_are_sent(world):
     (delivery,) = factories.received(world.queue, 1, world.clock)
     records = [OutgoingMessage(str(n)) for n in range(RECORDS_A_TURN + 5)]
-    world.copies.submit(delivery, Split(records, "event", lambda _: None))
+    world.copies.submit(delivery, factories.split(records))
     world.work_off()
     assert world.sent() == numbers(range(RECORDS_A_TURN + 5))
 
@@ -307,7 +329,7 @@ def test_a_record_of_which_no_message_can_be_made_ends_the_event(world):
             raise UnreadableError("its arguments cannot be sent")
 
     (delivery,) = factories.received(world.queue, 1, world.clock)
-    world.copies.submit(delivery, Split(Unsendable("ab"), "event"))
+    world.copies.submit(delivery, factories.split(Unsendable("ab")))
     world.work_off()
     assert "its arguments cannot be sent" in str(world.ended[0].error)
 
@@ -323,7 +345,7 @@ def test_a_flush_waits_for_all(world):
 def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
     delivery = factories.delivery(factories.sqs_queue())
     records = [OutgoingMessage(str(n)) for n in range(3)]
-    sending = Sending(delivery, Split(records, "event", lambda left: OutgoingMessage(f"left {list(left)}")))
+    sending = Sending(delivery, factories.split(records, lambda left: OutgoingMessage(f"left {list(left)}")))
     assert sending.begin() == [0, 1, 2]
     sending.note_sent(0, "id")
     sending.note_unsent(1, None)
@@ -344,7 +366,7 @@ def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
 def test_an_original_whose_copies_were_not_refused_comes_back(given_back, sent, settled):
     records = [OutgoingMessage(str(n)) for n in range(2)]
     delivery = factories.delivery(factories.sqs_queue())
-    sending = Sending(delivery, Split(records, "event", lambda _: None), given_back=given_back)
+    sending = Sending(delivery, factories.split(records), given_back=given_back)
     for index in sending.begin():
         if index < sent:
             sending.note_sent(index, "id")
@@ -355,7 +377,7 @@ def test_an_original_whose_copies_were_not_refused_comes_back(given_back, sent, 
 
 def test_nor_is_a_message_parked_whose_copy_was_not_refused():
     delivery = factories.delivery(factories.sqs_queue())
-    sending = Sending(delivery, Renew(OutgoingMessage("a"), {}, 7))
+    sending = Sending(delivery, factories.renewal())
     (index,) = sending.begin()
     sending.note_unsent(index, None)
     assert sending.settlement() == Lapse()
@@ -363,9 +385,79 @@ def test_nor_is_a_message_parked_whose_copy_was_not_refused():
 
 def test_of_an_event_as_many_records_are_under_way_as_there_may_be_and_no_more():
     records = [OutgoingMessage(str(n)) for n in range(100)]
-    sending = Sending(factories.delivery(factories.sqs_queue()), Split(records, "event", lambda _: None))
+    sending = Sending(factories.delivery(factories.sqs_queue()), factories.split(records))
     assert sending.begin() == list(range(BATCH_ENTRIES))
     assert sending.begin() == []
     sending.note_sent(0, "id")
     sending.begin()
     assert len(sending.under_way) == BATCH_ENTRIES * BATCHES_SIDE_BY_SIDE
+
+
+def test_dead_letters_share_requests_to_their_own_queue(world):
+    bodies = [str(n) for n in range(12)]
+    world.give_up(*bodies)
+    world.work_off()
+    assert (world.sent(), sorted(world.sent(world.graves))) == ([], sorted(bodies))
+    assert (world.requests(BATCHES), world.requests(SEND)) == (2, 12), "the others sent the messages"
+    assert {each.settlement() for each in world.ended} == {Delete(keeps_payload=True)}
+
+
+def test_dead_letters_of_a_fifo_group_go_one_after_the_other_also_when_one_is_tried_again():
+    world = World("q.fifo")
+    world.give_up(*"abc")
+    for _ in range(2):
+        world.sqs.fail_next(SEND, ThrottledError("slow down"))
+    world.work_off()
+    assert world.sent(world.graves) == ["a", "b", "c"]
+
+
+def test_a_dead_letter_is_tried_up_to_the_deadline_and_then_its_message_comes_back(world):
+    (delivery,) = world.give_up("a")
+    for _ in range(1000):
+        world.sqs.fail_next(SEND, ThrottledError("slow down"))
+    while delivery.deadline - world.clock.monotonic() > 1:
+        assert world.ended == []
+        world.work_off(1)
+    world.clock.advance(1)
+    world.work_off()
+    assert (world.sent(world.graves), world.settled) == ([], Lapse())
+
+
+def test_a_worker_that_ends_does_not_release_what_is_given_up(world):
+    world.give_up("a")
+    world.copies.interrupt(None, Purpose.RENEWAL, Purpose.RECORDS)
+    world.work_off()
+    assert world.sent(world.graves) == ["a"]
+    (delivery,) = factories.received(world.queue, 1, world.clock)
+    sending = Sending(delivery, factories.letter(), given_back=True)
+    (index,) = sending.begin()
+    sending.note_unsent(index, None)
+    assert sending.settlement() == Lapse()
+
+
+def test_the_refusal_of_a_dead_letter_is_logged_once_until_it_is_over(world, caplog):
+    for denials in (2, 1):
+        for _ in range(denials):
+            world.give_up("a")
+            world.sqs.fail_next(SEND, AccessDeniedError("no"))
+            world.work_off()
+            assert world.settled == Hide(9)
+        world.give_up("a")
+        world.work_off()
+        assert world.settled == Delete(keeps_payload=True)
+    assert caplog.text.count("cannot send to the dead-letter queue of 'q'") == 2
+
+
+def test_a_queue_is_no_dead_letter_queue_of_its_own(world, caplog):
+    world.graves = world.queue
+    world.give_up("a", "b")
+    world.work_off()
+    assert (world.sent(), world.settled) == ([], Hide(9))
+    assert caplog.messages == []
+
+
+def test_no_dead_letter_is_sent_of_a_message_that_nobody_may_delete(world):
+    world.sqs.fail_next(DELETES, AccessDeniedError("no"))
+    world.give_up("a")
+    world.work_off()
+    assert (world.sent(world.graves), world.settled) == ([], Hide(9))

@@ -19,7 +19,7 @@ from celery_sqs_visibility.core.batches import (
     PendingSettlement,
     SettlementBatches,
 )
-from celery_sqs_visibility.core.settlements import RELEASE, DeadLetter, Delete, Hide, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.settler import Settler
@@ -38,7 +38,6 @@ from celery_sqs_visibility.policy.quotas import (
 
 WINDOW = 0.02
 STEP = 0.05  # by which tests turn the clock
-LETTER = DeadLetter("broken", "the body", otherwise=Hide(9))
 NO_ANSWER = UnavailableError("network")
 LOST = AnswerLostError("the connection was closed")
 THROTTLED = ThrottledError("slow down")
@@ -53,14 +52,11 @@ class World:
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.settled = []
-        self.copied = []  # deliveries whose copy was tried to be sent
-        self.copy_errors = []
-        self.listener = self.while_copying = lambda: None
+        self.listener = lambda: None
         self.settler = Settler(
             SettlementBatches(window),
             self.clock,
             self.note,
-            self.send_copy,
             CopyPermissions(self.clock),
             Pump(self.clock),
         )
@@ -68,12 +64,6 @@ class World:
     def note(self, ended, _now):
         self.settled += [(one.delivery, one.settlement, error) for one, error in ended]
         self.listener()
-
-    def send_copy(self, delivery, _letter):
-        self.copied.append(delivery)
-        self.while_copying()
-        if self.copy_errors:
-            raise self.copy_errors.pop()
 
     def queue(self, name="q"):
         return factories.queue(self.sqs, name)
@@ -366,51 +356,6 @@ def test_each_settlement_is_done_once_and_no_batch_is_too_large(submissions):
     world.work_off()
     assert sorted(map(id, submitted)) == sorted(id(one) for one, _, _ in world.settled)
     assert all(len(batch) <= BATCH_ENTRIES for batch in world.batches(DELETES) + world.batches(CHANGES))
-
-
-def test_a_copy_is_tried_again_until_the_deadline(world, queue):
-    (one,) = world.receive(queue)
-    world.copy_errors = [NO_ANSWER] * 5000
-    world.submit([one], LETTER)
-    world.work_off()
-    assert len(world.copied) > 1
-    assert world.settled == [(one, LETTER, NO_ANSWER)]
-    assert factories.left(queue) == 1
-
-
-@pytest.mark.parametrize("name", ["q", "q.fifo"])
-def test_no_copy_is_sent_after_the_deadline(world, name):
-    """Another worker may have the message, and run it; in a FIFO queue it may have waited behind others."""
-    late, early = world.receive(world.queue(name), 2)
-    early.deadline += TIMEOUT
-    world.submit([late, early], LETTER)
-    world.clock.advance(TIMEOUT)
-    world.work_off()
-    assert world.copied == [early]
-    assert world.settled == [(late, LETTER, TOO_LATE), (early, LETTER, None)]
-
-
-def test_copies_of_a_fifo_queue_are_sent_one_after_the_other_also_when_one_is_tried_again(world):
-    def find_nothing():
-        now = world.clock.monotonic()
-        found.append((world.settler.due(now), world.settler.take(now)))
-
-    found = []
-    world.while_copying = find_nothing  # as another thread does
-    letters = world.receive(world.queue("q.fifo"), 3)
-    world.copy_errors = [THROTTLED] * 2
-    world.submit(letters, LETTER)
-    assert world.send_next()
-    assert not world.send_next(), "none overtakes the one that is tried again"
-    world.work_off()
-    assert world.copied == [letters[0], letters[0], *letters]
-    assert found == [(None, None)] * 5
-
-
-def test_other_copies_do_not_wait_for_each_other(world, queue):
-    world.submit(world.receive(queue, 2), LETTER)
-    assert world.settler.take(world.clock.monotonic())
-    assert world.settler.take(world.clock.monotonic())
 
 
 def test_a_flush_sends_what_lingers():

@@ -15,8 +15,7 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.settlements import DeadLetter, Delete
-from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
+from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.settle.dead_letters import ATTRIBUTE, DeadLetters
 from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.dead_letters.letter import read_letter
@@ -68,8 +67,11 @@ class Site:
         """Make a dead letter of a received message, as a worker does."""
         delivery = factories.delivery(self.place.source, task="proj.add", receive_count=3)
         delivery.message_attributes = message.get("MessageAttributes", {})
-        letters = DeadLetters(self.context.redrive, CopyPermissions(self.clock), self.clock, "worker@host")
-        assert letters.send(delivery, DeadLetter("failed", message["Body"], Delete(), {"attempts": "4"}))
+        letters = DeadLetters(self.context.redrive, "worker@host")
+        details = {"attempts": "4"}
+        forward = letters.forward(delivery, "failed", message["Body"], lambda _: Delete(), details)
+        target, (letter,) = letters.addressed(self.place.source, forward.messages)
+        self.sqs.send(target.url, letter)
         self.sqs.delete(self.queue, [message["ReceiptHandle"]])
 
     def receive(self):
