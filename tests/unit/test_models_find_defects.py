@@ -68,7 +68,7 @@ def claim_and_let_lapse(held, delivery, now):
 
 
 def begin_one(sending):
-    if sending.stopping or sending.under_way or sending.next >= len(sending.copies):
+    if sending.stopping or sending.under_way or sending.next >= len(sending.forward.messages):
         return []
     sending.next += 1
     sending.under_way.add(sending.next - 1)
