@@ -97,8 +97,6 @@ def test_signed_tasks_run_and_are_retried_and_all_others_are_dead_letters(site, 
     site.diary.wait_for("started", 2, key="good")
     wait_until(lambda: site.counts() == (0, 0), SOON, lambda: worker.log)
     # A dead letter is sent again where the answer to the first request for it is lost.
-    sent = site.proxy.calls("SendMessage", queue=dead.rpartition("/")[2])
-    assert site.counts(dead) == (len(sent), 0), worker.log
     letters = site.sqs.receive_message(QueueUrl=dead, MaxNumberOfMessages=10)["Messages"]
     assert len({letter["Body"] for letter in letters}) == 3, worker.log
     assert {entry["key"] for entry in site.diary.entries("started")} == {"good"}
