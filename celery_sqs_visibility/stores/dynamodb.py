@@ -1,7 +1,7 @@
-"""Store in DynamoDB: an item for each key, changed by `UpdateItem` with a condition.
+"""Store in DynamoDB: an item for each key, changed by conditional `UpdateItem` requests.
 
-DynamoDB has no clock to ask, so instants are wall time of the asking machine. The attribute `expires` is for
-the table's time to live, which removes items late; no decision depends on it.
+DynamoDB does not tell its time, so instants are wall time of the machine that asks. The attribute `expires`
+is for the table's time to live, which removes items late; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _FREE: Final = (
     "AND (attribute_not_exists(lease_until) OR lease_until <= :now OR #owner = :owner)"
 )
 
-#: The caller has the key, or had it when its lease lapsed, and has not released it.
+#: The caller owns the key, also after its lease has lapsed, until it releases the key or another acquires it.
 _OWNED: Final = "#owner = :owner AND attribute_exists(lease_until)"
 
 
 class DynamoDBStore(ExclusiveStore):
-    """One for each process.
+    """A process's access to its DynamoDB table.
 
     Args:
-        table: its name; its partition key is `key`, a string, and it has no sort key.
+        table: the table's name. Its partition key is `key`, a string; it has no sort key.
         settings: region and credentials.
         clock: the wall clock.
     """
@@ -49,9 +49,9 @@ class DynamoDBStore(ExclusiveStore):
     def acquire(
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
-        """See `port.ExclusiveStore`. After a lost answer a run may be counted twice.
+        """Acquire the key. A repetition after a lost answer may count the run twice.
 
-        It takes a second request if another message's run had the key.
+        Makes a second request if a run of another message had the key before.
         """
         now, message = self._clock.wall(), message_of(owner)
         done, item = self._table.update(
@@ -71,33 +71,39 @@ class DynamoDBStore(ExclusiveStore):
         )
         if done:
             if item.get("message_id") != message:
-                begin = "SET message_id = :message, retries = :retries, runs = :runs"
-                self._change(key, owner, begin, message=message, retries=retries, runs=1)
+                start_count = "SET message_id = :message, retries = :retries, runs = :runs"
+                self._change(key, owner, start_count, message=message, retries=retries, runs=1)
                 item |= {"retries": str(retries), "runs": "1"}
             checkpoint, runs = item.get("checkpoint"), int(float(item["runs"])) - 1
-            before = int(float(item["retries"])) + runs
-            return Acquired(None if checkpoint is None else json.loads(checkpoint), before, runs)
+            attempts = int(float(item["retries"])) + runs
+            return Acquired(None if checkpoint is None else json.loads(checkpoint), attempts, runs)
         if float(item.get("processed_until", 0)) > now:
             return Processed()
         return Processing(float(item["lease_until"]) - now, item["owner"])
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`. A request each: DynamoDB makes conditional updates one by one."""
+        """Renew leases. One request each: DynamoDB has no batch of conditional updates."""
         return [self._renew(*renewal) for renewal in renewals]
 
     def _renew(self, key: str, owner: str, seconds: float) -> bool:
         until = self._clock.wall() + seconds
-        set_lease = "SET lease_until = :until, expires = :expires"
-        set_lease += ", #owner = :owner"
-        lost = f"attribute_not_exists(#owner) OR ({_OWNED})"
-        expires = until + RECORD_SECONDS
-        return self._table.update(key, set_lease, lost, owner=owner, until=until, expires=expires)[0]
+        done, _ = self._table.update(
+            key,
+            "SET #owner = :owner, lease_until = :until, expires = :expires",
+            f"attribute_not_exists(#owner) OR ({_OWNED})",
+            owner=owner,
+            until=until,
+            expires=until + RECORD_SECONDS,
+        )
+        return done
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         now = self._clock.wall()
-        processed = "SET lease_until = :now, processed_until = :until, expires = :expires "
-        processed += "REMOVE checkpoint, message_id, retries, runs"
-        return self._change(key, owner, processed, now=now, until=now + ttl, expires=now + ttl)
+        expression = (
+            "SET lease_until = :now, processed_until = :until, expires = :expires "
+            "REMOVE checkpoint, message_id, retries, runs"
+        )
+        return self._change(key, owner, expression, now=now, until=now + ttl, expires=now + ttl)
 
     def release(self, key: str, owner: str) -> bool:
         return self._change(key, owner, "REMOVE lease_until")

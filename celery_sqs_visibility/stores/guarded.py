@@ -1,4 +1,4 @@
-"""Circuit breaker around a store: after a request without an answer no other waits for one."""
+"""A circuit breaker around a store: after one unanswered request the others fail at once."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ T = TypeVar("T")
 
 
 def open_store(address: StoreAddress, settings: ClientSettings) -> ExclusiveStore:
-    """The store of this process, without a request. `settings` are those of SQS: region, credentials, role.
+    """Return this process's store. Makes no request.
+
+    Args:
+        address: the option `coordination_store`.
+        settings: SQS's, for region, credentials and role.
 
     Raises:
-        OptionError: a package is missing, or refuses the address.
+        OptionError: the package redis is missing, or refuses the address.
     """
     if address.is_redis:
         from celery_sqs_visibility.stores.redis import RedisStore  # noqa: PLC0415 - one of the two
@@ -29,20 +33,20 @@ def open_store(address: StoreAddress, settings: ClientSettings) -> ExclusiveStor
         return RedisStore(address.url)
     from celery_sqs_visibility.stores.dynamodb import DynamoDBStore  # noqa: PLC0415 - one of the two
 
-    # The endpoint is that of SQS; DynamoDB's is botocore's to know (AWS_ENDPOINT_URL_DYNAMODB).
+    # The endpoint in the settings is SQS's. botocore finds DynamoDB's (AWS_ENDPOINT_URL_DYNAMODB).
     return DynamoDBStore(
         address.table, replace(settings, endpoint_url=None, region=address.region or settings.region)
     )
 
 
 class GuardedStore(ExclusiveStore):
-    """One for each process. While the store does not answer, each call raises a `StoreError` at once.
+    """A store whose calls raise a `StoreError` at once while it does not answer. One for each process.
 
     Args:
-        store: the store.
+        store: the store to guard.
         start: starts the thread that probes it.
         clock: the monotonic clock.
-        prefix: stands before each key: apps whose queues differ by `queue_name_prefix` may share a store.
+        prefix: prepended to each key, so that apps with different `queue_name_prefix`es may share a store.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Store in this process's memory, for tests, on a clock that they move."""
+"""Store in this process's memory, for tests with a clock that they move."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_sqs_visibility.stores.port import (
 
 @dataclass(slots=True)
 class Record:
-    """A key's record. Instants are monotonic, and void once passed. Without a lease it was released."""
+    """A key's record. Instants are monotonic; `lease_until` is `None` after a release."""
 
     owner: str = ""
     lease_until: float | None = None
@@ -35,7 +35,7 @@ class Record:
 
 
 class MemoryStore(ExclusiveStore):
-    """Not for workers with more than one process."""
+    """A store that other processes do not share, so only for tests."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -60,13 +60,12 @@ class MemoryStore(ExclusiveStore):
             return Acquired(checkpoint, record.retries + runs, runs)
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        def renewed(seconds: float) -> Callable[[Record, float], None]:
-            return lambda record, now: setattr(record, "lease_until", now + seconds)
+        return [self._renew(*renewal) for renewal in renewals]
 
+    def _renew(self, key: str, owner: str, seconds: float) -> bool:
         with self._lock:
-            for key, owner, _ in renewals:
-                self._records.setdefault(key, Record(owner, self._clock.monotonic()))
-        return [self._change(key, owner, renewed(seconds)) for key, owner, seconds in renewals]
+            self._records.setdefault(key, Record(owner, self._clock.monotonic()))
+        return self._change(key, owner, lambda record, now: setattr(record, "lease_until", now + seconds))
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         def finished(record: Record, now: float) -> None:

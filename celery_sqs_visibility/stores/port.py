@@ -1,8 +1,8 @@
-"""Port to a store of exclusive keys.
+"""The port to a store of exclusive keys.
 
 A key is unprocessed, being processed (its owner has a lease), or processed (for a time to live). A store
-keeps it as one record. All calls but `acquire` and `claim` work only for the present owner: a run whose lease
-has lapsed, and whose key another has acquired since, changes nothing any more.
+keeps one record for each key. All calls but `acquire` and `claim` only work for the current owner: a run
+whose lease has lapsed changes nothing once another run has acquired its key.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
-#: The probe's key and owner, which no run has.
+#: The probe's key, and its owner. No run uses them.
 PROBED_KEY: Final = "celery_sqs_visibility:probe"
 PROBE_SECONDS: Final = 1.0
 
-#: How long a record is kept after the last sign of its key: SQS keeps no message for longer.
+#: How long a record is kept after its lease: SQS keeps no message for longer.
 RECORD_SECONDS: Final = RETENTION_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """The key is the caller's.
+    """The caller has the key.
 
     Attributes:
-                checkpoint: the value that an earlier run saved last; `None` if none did.
-        retries: the greatest possible number of earlier attempts of its message.
-        runs: how many of these had the key immediately before this one, in a row.
+        checkpoint: the value that an earlier run saved last; `None` if none did.
+        retries: an upper bound for the number of earlier attempts of the message.
+        runs: how many of these had the key in a row, immediately before this one.
     """
 
     checkpoint: Any = None
@@ -43,8 +43,8 @@ class Processing:
     """Another owner has the key.
 
     Attributes:
-        seconds: until its lease lapses, unless it is renewed.
-                owner: the name of that owner.
+        seconds: the time until its lease lapses, if it is not renewed.
+        owner: its name.
     """
 
     seconds: float
@@ -53,14 +53,14 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """The key's task has succeeded, and its time to live is not over."""
+    """The key's task has succeeded, and the key's time to live is not over."""
 
 
 Acquisition = Acquired | Processing | Processed
 
 
 class Renewal(NamedTuple):
-    """A lease that is to last `seconds` from now."""
+    """A request to renew a lease, which lasts `seconds` from then on."""
 
     key: str
     owner: str
@@ -68,22 +68,23 @@ class Renewal(NamedTuple):
 
 
 class ExclusiveStore(Protocol):
-    """The store. Any thread of one process. Each call but `renew` is one request, of some seconds at most.
+    """A store of exclusive keys, for any thread of one process.
 
-    All calls may be repeated with the same owner: an answer that was lost does no harm.
+    Each call but `renew` makes one request, which takes seconds at most. Calls with the same owner are
+    idempotent, so they may be repeated after a lost answer.
 
     Raises:
-        StoreUnavailableError: all of them, when the store does not answer in time.
-        StoreError: all of them, when it refuses.
+        StoreUnavailableError: from any call, if the store does not answer in time.
+        StoreError: from any call, if the store refuses.
     """
 
     @property
     def error(self) -> str:
-        """Why the store is not asked now; empty if it answers, as far as known. No request."""
+        """Why calls are refused now; empty while they are passed on. No request."""
         return ""
 
     def unanswered(self, error: str, since: float) -> None:
-        """Note that another process's request of that monotonic instant was not answered. No request."""
+        """Note that another process's request, made at `since`, was not answered. No request."""
         del error, since  # a store remembers nothing; `guarded.GuardedStore` does
 
     def answered(self, at: float) -> None:
@@ -94,38 +95,41 @@ class ExclusiveStore(Protocol):
     def acquire(
         self, key: str, owner: str, seconds: float, retries: int = 0, kept: float = RECORD_SECONDS
     ) -> Acquisition:
-        """Take the key for that long, if it is free. An owner is one run, and has a unique name.
+        """Acquire the key for some seconds, if it is free.
 
-        The record is kept for `kept` seconds longer than the lease lasts.
-
-        The store counts the runs of one message in a row (`policy.exclusive.message_of`), and adds them to
-        the `retries` of the first of them.
+        Args:
+            key: the key.
+            owner: the unique name of a run.
+            seconds: how long the lease lasts.
+            retries: earlier attempts of the run's message. The store counts a message's runs in a row
+                (`policy.exclusive.message_of`), and adds them to the first one's retries.
+            kept: how many seconds the record outlasts the lease.
         """
 
     @abstractmethod
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """Prolong leases; for each, whether the key is still its owner's.
+        """Renew leases. Returns for each of them whether its owner still has the key.
 
-        A record that the store has lost is made again, unless another has acquired the key since.
+        Restores a record that the store has lost, unless another owner has acquired the key since.
         """
 
     @abstractmethod
     def finish(self, key: str, owner: str, ttl: float) -> bool:
-        """Mark the key as processed for `ttl` seconds, and drop its checkpoint."""
+        """Mark the key as processed for `ttl` seconds; drop its checkpoint. Returns False if not owned."""
 
     @abstractmethod
     def release(self, key: str, owner: str) -> bool:
-        """Free the key at once; its checkpoint stays."""
+        """Free the key at once, and keep its checkpoint. Returns False if not owned."""
 
     @abstractmethod
     def save(self, key: str, owner: str, checkpoint: Any) -> bool:
-        """Keep a value that JSON can express for the next owner."""
+        """Save a checkpoint, which JSON must be able to express. Returns False if the key is not owned."""
 
     def claim(self, key: str, ttl: float, owner: str = "") -> bool:
-        """Whether nobody has claimed the key in the last `ttl` seconds; only `owner` releases the claim."""
+        """Claim the key for `ttl` seconds. Returns False if it is claimed. Only `owner` can release it."""
         return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl, kept=0), Acquired)
 
     def probe(self) -> None:
-        """Acquire and release a key: a store that answers, but takes no writes, fails. Two requests."""
+        """Acquire and release a key, since a store may answer but take no writes. Two requests."""
         self.acquire(PROBED_KEY, PROBED_KEY, PROBE_SECONDS, 0, 0)
         self.release(PROBED_KEY, PROBED_KEY)

@@ -26,24 +26,20 @@ from celery_sqs_visibility.stores.port import (
 
 T = TypeVar("T")
 
-#: Before each key's name in Redis.
+#: The prefix of each key's name in Redis.
 PREFIX: Final = "celery_sqs_visibility:exclusive:"
 
 #: Seconds to connect, and to wait for an answer.
 TIMEOUT_SECONDS: Final = 3
 
-#: A connection that was idle for this time is not used again: something on its way may have forgotten it
-#: without a word, and the request would have no answer.
+#: A connection is not reused after this idle time: a firewall or balancer may have dropped it silently, and
+#: the request would get no answer.
 IDLE_SECONDS: Final = 30
 
-#: Codes of refusals by a server that is no primary just now, or belongs to a cluster that fails over. The
-#: server behind the same name may be another by now.
+#: Codes of a server that is not a primary, or whose cluster fails over. Its name may soon lead elsewhere.
 FAILING_OVER: Final = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS")
 
-#: The code of a cluster's node that does not have a key.
-MOVED: Final = "MOVED"
-
-#: Classes that redis-py has for codes, which it then leaves out of the sentence.
+#: Codes that redis-py turns into classes, and then leaves out of the message.
 _CODES: Final = {
     "ReadOnlyError": "READONLY",
     "MasterDownError": "MASTERDOWN",
@@ -51,7 +47,7 @@ _CODES: Final = {
     "MovedError": "MOVED",
 }
 
-#: A script begins so. Instants are seconds since the epoch, by the server's clock.
+#: The beginning of each script. Instants are seconds since the epoch, by the server's clock.
 _NOW: Final = """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
@@ -59,8 +55,8 @@ local function keep(seconds) redis.call('PEXPIRE', KEYS[1], math.ceil(seconds * 
 local function at(seconds) return string.format('%.6f', now + seconds) end
 """
 
-#: ARGV: the owner, the seconds of the lease, those for which the record is kept, the owner's message, and the
-#: attempts of that message before this one, should this be its first run in a row.
+#: ARGV: owner, seconds of the lease, seconds for which the record outlasts it, the owner's message, and that
+#: message's earlier attempts, which count if this is its first run in a row.
 _ACQUIRE: Final = f"""{_NOW}
 local owner, lease, processed, checkpoint, message = unpack(
     redis.call('HMGET', KEYS[1], 'owner', 'lease_until', 'processed_until', 'checkpoint', 'message_id'))
@@ -78,13 +74,13 @@ keep(ARGV[2] + ARGV[3])
 return {{'acquired', checkpoint, unpack(redis.call('HMGET', KEYS[1], 'retries', 'runs'))}}
 """
 
-#: Scripts that only the owner, ARGV[1], may run begin so; the answer is 0 for others, and after a release.
+#: The beginning of scripts for the owner, ARGV[1]. They return 0 for others, and after a release.
 _OWNED: Final = f"""{_NOW}
 local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until'))
 if owner ~= ARGV[1] or not lease then return 0 end
 """
 
-#: A record that Redis has lost is its owner's, who renews it.
+#: A record that Redis has lost belongs to the owner who renews it.
 _RENEW: Final = f"""{_NOW}
 if redis.call('EXISTS', KEYS[1]) == 0 then
     redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(0))
@@ -116,22 +112,22 @@ _SCRIPTS: Final = {
 
 
 class RedisStore(ExclusiveStore):
-    """One for each process. Connects at the first request.
+    """A process's access to Redis. Connects at the first request.
 
-    The first key that is another node's shows that the server is in cluster mode, as MemoryDB always is.
+    A cluster (MemoryDB always is one) is recognized by the first key that belongs to another node.
 
     Args:
-        url: as redis-py takes it: redis://, rediss:// or unix://.
+        url: redis://, rediss:// or unix://, for redis-py.
 
     Raises:
-        OptionError: redis-py is not installed, or takes no such URL.
+        OptionError: redis-py is not installed, or refuses the URL.
     """
 
     def __init__(self, url: str) -> None:
         self._module = redis = _redis_py()
         self._url = url
         closed = (redis.ConnectionError,)
-        # A connection that was closed is opened again. A server that lets time pass is not asked twice.
+        # Reopen a closed connection, but ask a server that does not answer only once.
         self._retry = redis.retry.Retry(
             redis.backoff.ExponentialBackoff(cap=0.5, base=0.1), retries=2, supported_errors=closed
         )
@@ -139,7 +135,7 @@ class RedisStore(ExclusiveStore):
             self._use(
                 redis.Redis.from_url(url, retry=self._retry, retry_on_error=list(closed), **_settings())
             )
-        except ValueError:  # whose text may show a part of the password
+        except ValueError:  # its text may show a part of the password
             raise OptionError(
                 "expected coordination_store to be a URL such as redis://:password@host:6379/0; in a "
                 "password, characters such as # / @ are percent-encoded"
@@ -171,7 +167,7 @@ class RedisStore(ExclusiveStore):
                 raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
-        """See `port.ExclusiveStore`. One pipeline; in cluster mode a request each."""
+        """Renew leases. One pipeline; one request each in cluster mode."""
 
         def send() -> list[bool]:
             arguments = [
@@ -185,7 +181,7 @@ class RedisStore(ExclusiveStore):
                     renew(keys=keys, args=args, client=pipeline)
                 return [bool(done) for done in pipeline.execute()]
 
-        return self._told(send)
+        return self._request(send)
 
     def finish(self, key: str, owner: str, ttl: float) -> bool:
         return bool(self._run("finish", key, owner, ttl))
@@ -197,10 +193,10 @@ class RedisStore(ExclusiveStore):
         return bool(self._run("save", key, owner, json.dumps(checkpoint)))
 
     def _run(self, script: str, key: str, *args: Any) -> Any:
-        return self._told(lambda: self._scripts[script](keys=[PREFIX + key], args=args))
+        return self._request(lambda: self._scripts[script](keys=[PREFIX + key], args=args))
 
-    def _told(self, send: Callable[[], T]) -> T:
-        """Make a request, and again where another server is to be asked: all requests may be repeated."""
+    def _request(self, send: Callable[[], T]) -> T:
+        """Make an idempotent request, and repeat it once if another server has to be asked."""
         now = SYSTEM_CLOCK.monotonic()
         if now - self._used_at > IDLE_SECONDS:
             self._forget_connections()
@@ -209,7 +205,7 @@ class RedisStore(ExclusiveStore):
             try:
                 return send()
             except self._module.ResponseError as error:
-                if not self._is_cluster and _has_code(error, MOVED):
+                if not self._is_cluster and _has_code(error, "MOVED"):
                     self._use_cluster()
                 elif _has_code(error, *FAILING_OVER):
                     self._forget_connections()
@@ -231,7 +227,7 @@ class RedisStore(ExclusiveStore):
         plain.close()
 
     def _forget_connections(self) -> None:
-        """Use no connection again that is idle now."""
+        """Close idle connections, so that none of them is used again."""
         nodes = self._redis.get_nodes() if self._is_cluster else []
         clients = [each.redis_connection for each in nodes] if nodes else [self._redis]
         for client in filter(None, clients):
@@ -250,7 +246,7 @@ def _settings() -> dict[str, Any]:
 
 
 def _has_code(error: Exception, *codes: str) -> bool:
-    """Up to Redis 6 the code of a script's error stands within the sentence."""
+    """Return whether an error has one of these codes. Before Redis 7 a script's error has it mid-sentence."""
     return _CODES.get(type(error).__name__) in codes or any(code in str(error) for code in codes)
 
 

@@ -1,4 +1,4 @@
-"""A guarded store passes each request on as it is, and asks none while one had no answer."""
+"""A guarded store passes requests on, and refuses them after one that was not answered."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
 from celery_sqs_visibility.policy.exclusive import store_address
+from celery_sqs_visibility.stores import dynamodb
 from celery_sqs_visibility.stores.dynamodb import DynamoDBStore
 from celery_sqs_visibility.stores.guarded import GuardedStore, open_store
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -147,15 +148,6 @@ def test_a_follower_is_told_when_the_store_answers_again(guarded, store, threads
     assert told
 
 
-def test_a_claim_is_an_acquisition_of_a_name_of_its_own(guarded, store, monkeypatch):
-    monkeypatch.setattr(store, "_note", lambda *call: store.calls.append(call) or Acquired())
-    assert guarded.claim("key", 60)
-    assert guarded.claim("key", 60)
-    owners = {call[2] for call in store.calls}
-    assert len(owners) == 2
-    assert all(len(owner) == 32 for owner in owners)
-
-
 def test_apps_whose_queues_have_other_prefixes_share_a_store_and_no_key(clock):
     shared = MemoryStore(clock)
     staging, production, again = (
@@ -174,12 +166,12 @@ def test_apps_whose_queues_have_other_prefixes_share_a_store_and_no_key(clock):
     assert production.acquire("key", "two", 60) == Acquired(1)
 
 
-def test_a_store_is_opened_by_its_address():
-    region, sqs = "eu-west-1", ClientSettings("us-east-1", "https://sqs.test")
+def test_a_store_is_opened_by_its_address(monkeypatch):
+    tables = []
+    monkeypatch.setattr(dynamodb, "Table", lambda name, settings: tables.append((name, settings)))
     stores = [
-        open_store(store_address("coordination_store", url), sqs)
-        for url in ("rediss://host/1", "dynamodb://keys", f"dynamodb://keys?region={region}")
+        open_store(store_address("coordination_store", url), ClientSettings("us-east-1", "https://sqs.test"))
+        for url in ("rediss://host/1", "dynamodb://keys", "dynamodb://keys?region=eu-west-1")
     ]
     assert [type(store) for store in stores] == [RedisStore, DynamoDBStore, DynamoDBStore]
-    settings = [store._table._settings for store in stores[1:]]
-    assert [(each.region, each.endpoint_url) for each in settings] == [("us-east-1", None), (region, None)]
+    assert tables == [("keys", ClientSettings("us-east-1")), ("keys", ClientSettings("eu-west-1"))]

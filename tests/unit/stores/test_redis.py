@@ -77,6 +77,11 @@ def test_an_error_says_whether_redis_has_answered(store, monkeypatch, error, kin
     assert raised.value.__cause__ is error
 
 
+def test_a_redis_that_nobody_answers_for_is_an_error_too():
+    with pytest.raises(StoreUnavailableError, match=r"^Redis: ConnectionError"):
+        RedisStore(URL).claim("key", 1)
+
+
 def test_an_error_within_a_pipeline_is_told_in_the_same_way(store, key):
     store._redis.set(PREFIX + key, "another program's")
     with pytest.raises(StoreError, match="Redis: ResponseError"):
