@@ -20,7 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_sqs_visibility.delivery.publish.blocks import Batch, NewSender
 from celery_sqs_visibility.errors import PublishError
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.retries import VisibilityRetry
 from celery_sqs_visibility.transport.transport import Transport
 
 logger = logging.getLogger(__name__)

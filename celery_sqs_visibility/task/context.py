@@ -14,6 +14,9 @@ from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 #: The header with which a published retry carries the limit that `self.retry()` was given.
 LIMIT_HEADER: Final = "visibility_max_retries"
 
+#: Celery's task that polls for a chord and publishes its body.
+CHORD_UNLOCK = "celery.chord_unlock"
+
 
 class SQSDelivery(TypedDict):
     """`self.request.sqs` of a task that runs for a message from SQS. At run time it is a plain dict.

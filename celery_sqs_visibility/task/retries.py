@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
 
 from celery import Task
-from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import Retry, SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
 from celery.utils.time import get_exponential_backoff_interval
 
 from celery_sqs_visibility.errors import InactivityError
@@ -23,9 +23,12 @@ from celery_sqs_visibility.policy.retries import (
     DelayFunction,
     DelayRule,
     DelayRules,
+    End,
     choose_delay,
+    comes_back_after,
     is_last_attempt,
     parse_delay,
+    whole_seconds,
 )
 from celery_sqs_visibility.task.context import DeliveryContext, sqs_delivery
 
@@ -79,6 +82,24 @@ DELAY_ARGUMENTS = 2
 
 #: The time from a run's end in the child to the settlement.
 SETTLED_WITHIN_SECONDS = 5.0
+
+
+class VisibilityRetry(Retry):
+    """The message comes back. Pickled on its way to the worker's main process.
+
+    Attributes:
+        delay: seconds to hide it; `None` is the rest of its visibility timeout.
+    """
+
+    def __init__(self, message: str | None = None, exc: Any = None, when: Any = None, **kwargs: Any) -> None:
+        super().__init__(message, exc, when, **kwargs)
+        self.delay: float | None = when
+
+    def humanize(self) -> str:
+        """The time of its return, for log lines."""
+        if self.delay is None:
+            return "when its visibility timeout runs out"
+        return f"in {whole_seconds(self.delay)} s"
 
 
 class RetryDecisions(GenericTask[P, R_co]):
@@ -152,6 +173,20 @@ class RetryDecisions(GenericTask[P, R_co]):
         delay = self.wanted_delay(request, exc, countdown, explicit=explicit)
         return None if delay is None else min(delay, horizon_left(request))
 
+    def retry_after_error_outside(self, request: DeliveryContext, exc: BaseException) -> Retry | None:
+        """The `Retry` after an error of Celery's outside the task's code; `None` at the last attempt.
+
+        If the error came while Celery handled a `Retry` of the task's own, that one stands.
+        """
+        decided: BaseException | None = exc
+        while decided is not None and not isinstance(decided, Retry):
+            decided = decided.__context__
+        last = self.is_last_attempt(request, self.limit_of(request))
+        if decided is None and comes_back_after(End.UNDECIDED, last=last):
+            decided = VisibilityRetry(None, exc, self.delay_after(request, exc))
+        retry: Retry | None = as_ours(decided)
+        return retry
+
     def rules_in(self, queue: str) -> DelayRules:
         """The rules of the task and the queue. No request."""
         options = self._options
@@ -202,6 +237,11 @@ def keep_celerys_own(cls: type[RetryDecisions[..., Any]]) -> None:
     """
     if cls.__module__.startswith("celery.") and cls.autoretry_for is EVERY_EXCEPTION:
         cls.autoretry_for, cls.dont_autoretry_for = (), TIME_LIMITS
+
+
+def as_ours(exc: Any) -> Any:
+    """The exception that a plain `Retry` carries; any other is returned as it is."""
+    return getattr(exc, "visibility_retry", exc)
 
 
 def _celery_backoff(task: Any) -> DelayRule | None:

@@ -22,47 +22,27 @@ from celery.app import trace as celery_trace
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
+import celery_sqs_visibility.visibility  # noqa: F401 - for tasks' own code, before a pool forks
 from celery_sqs_visibility.contacts.pool import is_told_to_end
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.retries import whole_seconds
-from celery_sqs_visibility.task import chord_end, successors
-from celery_sqs_visibility.task.context import DeliveryContext, delivered_request, is_delivery
+from celery_sqs_visibility.task import chord_end, outcomes, successors
+from celery_sqs_visibility.task.context import CHORD_UNLOCK, DeliveryContext
 from celery_sqs_visibility.task.failure_log import (
     exception_behind,
     forget_tracebacks,
     log_failed_attempt,
     traceback_of,
 )
+from celery_sqs_visibility.task.retries import VisibilityRetry, as_ours
 from celery_sqs_visibility.task.spans import describe_span
 from celery_sqs_visibility.task.successors import Continuation
 
 logger = logging.getLogger(__name__)
 
-#: Celery's task that polls for a chord and publishes its body.
-CHORD_UNLOCK = "celery.chord_unlock"
-
 #: The file of Celery's tracer.
 TRACE_FILE = celery_trace.TraceInfo.handle_retry.__code__.co_filename
-
-
-class VisibilityRetry(Retry):
-    """The message comes back. Pickled on its way to the worker's main process.
-
-    Attributes:
-        delay: seconds to hide it; `None` is the rest of its visibility timeout.
-    """
-
-    def __init__(self, message: str | None = None, exc: Any = None, when: Any = None, **kwargs: Any) -> None:
-        super().__init__(message, exc, when, **kwargs)
-        self.delay: float | None = when
-
-    def humanize(self) -> str:
-        """The time of its return, for log lines."""
-        if self.delay is None:
-            return "when its visibility timeout runs out"
-        return f"in {whole_seconds(self.delay)} s"
 
 
 class DeliveryTrace(TraceInfo):
@@ -160,16 +140,12 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
 
 
 def decide_failures(
-    task: Any, function: Callable[..., Any], args: Any, kwargs: Any, *, ends: bool = True
+    task: Any, request: DeliveryContext, function: Callable[..., Any], args: Any, kwargs: Any, *, ends: bool
 ) -> Any:
-    """Run a part of a task's own code; `task.on_run_failed` decides about its exceptions.
+    """Run a part of a task's own code; `outcomes.on_run_failed` decides about its exceptions.
 
-    Only the outermost call: the task's code may call `self.run()` and handle its errors. `ends`: the task's
-    own code is over when the part returns.
+    `ends`: the task's own code is over when the part returns.
     """
-    request = delivered_request(task)
-    if request is None or request.visibility_in_run:
-        return function(*args, **kwargs)
     request.visibility_in_run = True
     if ends:
         describe_span(request)
@@ -202,11 +178,11 @@ def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) ->
         except Exception as exc:
             if is_told_to_end():  # SIGTERM ended the run, and its cleanup failed
                 raise SystemExit from exc
-            return task.on_run_failed(exc)
+            return outcomes.on_run_failed(task, exc)
     except VisibilityRetry:
         raise
     except Retry as retry:
-        task.require_successor(retry)
+        outcomes.require_successor(task, retry)
         raise
 
 
@@ -215,21 +191,6 @@ def _as_celerys(retry: Retry) -> Retry:
     plain: Any = Retry(retry.message, retry.exc, retry.when)
     plain.visibility_retry = retry
     return plain  # type: ignore[no-any-return]
-
-
-def as_ours(exc: Any) -> Any:
-    """The exception that a plain `Retry` carries; any other is returned as it is."""
-    return getattr(exc, "visibility_retry", exc)
-
-
-def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *, name: str) -> Any:
-    """Call a handler of the user's after the outcome was stored; its error changes nothing."""
-    try:
-        return handler(*args, **kwargs)
-    except Exception:
-        if not is_delivery(task):
-            raise
-        logger.exception("%s of task %s failed; the outcome stays as stored", name, task.name)
 
 
 def is_raised_in(file: str, traceback: Any) -> bool:

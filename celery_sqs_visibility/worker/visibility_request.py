@@ -49,8 +49,7 @@ from celery_sqs_visibility.policy.retries import (
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import count_once
 from celery_sqs_visibility.task.failure_log import log_failed_attempt
-from celery_sqs_visibility.task.retries import EVERY_EXCEPTION
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.retries import EVERY_EXCEPTION, VisibilityRetry
 from celery_sqs_visibility.worker.request import DeliveryRequest, exception_of
 
 logger = get_logger(__name__)

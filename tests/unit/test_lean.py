@@ -29,6 +29,9 @@ from celery_sqs_visibility.transport.message import Message
 from celery_sqs_visibility.worker.request import DeliveryRequest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "celery_sqs_visibility"
+MODULES_OF_A_PRODUCER = 80
+LINES_OF_A_PRODUCER = 11_900
 MESSAGES = 10_000
 BYTES_A_MESSAGE = 1500
 
@@ -163,16 +166,29 @@ def test_a_producer_imports_nothing_that_receives():
         import sys, celery, kombu.exceptions
         from celery_sqs_visibility import VisibilityTask
         app = celery.Celery(broker="celery-sqs-visibility://key:secret@127.0.0.1:9", set_as_current=False)
-        try:
-            app.send_task("t", retry=False)
-        except kombu.exceptions.OperationalError:
-            print(*sys.modules)
+        @app.task(name="t", base=VisibilityTask)
+        def task(): ...
+        for publish in (task.apply_async, lambda **options: app.send_task("t", **options)):
+            try:
+                publish(retry=False)
+            except kombu.exceptions.OperationalError:
+                continue
+            sys.exit("published to nowhere")
+        print(*(m.__file__ for name, m in sys.modules.items() if name.startswith("celery_sqs_visibility")))
     """
-    ours = {name.partition(".")[2] for name in python(code) if name.startswith("celery_sqs_visibility")}
-    assert {"transport.channel", "aws.boto"} <= ours
-    receiving = ("core.delivery", "delivery.consumer", "delivery.holder", "delivery.pump", "delivery.settle")
+    files = python(code)
+    ours = {Path(file).relative_to(PACKAGE).as_posix() for file in files}
+    assert {"transport/channel.py", "aws/boto.py"} <= ours
+    receiving = ("core/delivery", "delivery/consumer", "delivery/holder", "delivery/pump", "delivery/settle")
     assert [name for name in ours if name.startswith(receiving)] == []
-    assert len(ours) <= 90
+    assert len(ours) <= MODULES_OF_A_PRODUCER
+    assert sum(len(Path(file).read_text().splitlines()) for file in files) <= LINES_OF_A_PRODUCER
+
+
+def test_what_only_runs_need_is_imported_by_a_worker_before_its_pool_forks():
+    needed = {"task.exclusive", "task.outcomes", "task.tracing", "visibility"}
+    code = "import celery_sqs_visibility.worker.bound_tasks, sys; print(*sys.modules)"
+    assert {f"celery_sqs_visibility.{name}" for name in needed} <= set(python(code))
 
 
 def test_nothing_of_fanout_or_remote_control_is_imported_before_it_is_used():

@@ -27,7 +27,7 @@ from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.publish.blocks import batched, blocks_around
 from celery_sqs_visibility.delivery.publish.sender import Sender
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.task.base import VisibilityRetry
+from celery_sqs_visibility.task.retries import VisibilityRetry
 
 broker_of = celery_sqs_visibility.publish._broker_of
 

@@ -23,7 +23,7 @@ from celery_sqs_visibility.stores.port import Renewal
 from celery_sqs_visibility.task import exclusive
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.exclusive import NotRun
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.retries import VisibilityRetry
 
 TIMEOUT = 30
 MAX_RETRIES = 2

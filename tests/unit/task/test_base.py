@@ -29,7 +29,7 @@ from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import ExclusiveKeyError, QueueDoesNotExistError, VisibilityTask
 from celery_sqs_visibility.task.context import LIMIT_HEADER, delivered_request
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.retries import VisibilityRetry
 
 RAISED = ValueError("no")
 HOUR = 3600

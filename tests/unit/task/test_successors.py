@@ -19,8 +19,8 @@ from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import PublishError, VisibilityTask
 from celery_sqs_visibility.task.context import LIMIT_HEADER
+from celery_sqs_visibility.task.retries import VisibilityRetry
 from celery_sqs_visibility.task.successors import Continuation, changed_arguments
-from celery_sqs_visibility.task.tracing import VisibilityRetry
 
 TROUBLE = ValueError("no")
 ASKED_FOR = {"args": (1,), "countdown": 7}

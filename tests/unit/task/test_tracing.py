@@ -16,8 +16,8 @@ from celery_sqs_visibility import InactivityError
 from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.task.base import VisibilityTask
-from celery_sqs_visibility.task.tracing import VisibilityRetry, log_errors
+from celery_sqs_visibility.task.base import VisibilityTask, log_errors
+from celery_sqs_visibility.task.retries import VisibilityRetry
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.events import Failed, subscribe
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
-from celery_sqs_visibility.task.tracing import VisibilityRetry
+from celery_sqs_visibility.task.retries import VisibilityRetry
 from celery_sqs_visibility.worker import worker_context
 from celery_sqs_visibility.worker.visibility_request import (
     KILLED_WITHIN_SECONDS,
