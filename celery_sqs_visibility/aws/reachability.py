@@ -1,9 +1,9 @@
-"""Whether an endpoint takes connections: a look without a request, for which nobody needs a permission."""
+"""A check that an endpoint accepts connections. It makes no request, so it needs no permission."""
 
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from celery_sqs_visibility.contacts.botocore import is_mocked
@@ -12,27 +12,19 @@ from celery_sqs_visibility.errors import UnreachableError
 if TYPE_CHECKING:
     from types_boto3_sqs import SQSClient
 
-_PORTS: Final = {"http": 80, "https": 443}
-
-#: A listener that answers requests in SQS's place is asked for an action that changes nothing.
-_TARGET: Final = "AmazonSQS.ListQueues"
-
-#: A connection is opened for this action most of all.
-_PUBLICATION: Final = "SendMessage"
-
 
 def connect(client: SQSClient) -> None:
-    """Open a TCP connection to the client's endpoint, or to the proxy before it, and close it. Blocks.
+    """Open and close a TCP connection to the client's endpoint or its proxy. Blocks.
 
     Raises:
-        UnreachableError: nobody takes it within the client's `connect_timeout`.
+        UnreachableError: nobody accepts it within the client's `connect_timeout`.
     """
     endpoint, config = client.meta.endpoint_url, cast("Any", client.meta.config)
     if _is_answered_here(client, endpoint):
         return
     proxy = _proxy(client, endpoint)
     parts = urlsplit(proxy or endpoint)
-    host, port = parts.hostname or "", parts.port or _PORTS.get(parts.scheme, _PORTS["https"])
+    host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
     try:
         socket.create_connection((host, port), config.connect_timeout).close()
     except OSError as error:
@@ -42,7 +34,7 @@ def connect(client: SQSClient) -> None:
 
 
 def _proxy(client: SQSClient, endpoint: str) -> str | None:
-    """As botocore finds it (botocore/endpoint.py): in `client-config`, else in the environment."""
+    """Return the proxy's URL as botocore/endpoint.py does: from `client-config`, else the environment."""
     from botocore.httpsession import ProxyConfiguration  # noqa: PLC0415 - see client_factory
     from botocore.utils import get_environ_proxies  # noqa: PLC0415
 
@@ -53,12 +45,13 @@ def _proxy(client: SQSClient, endpoint: str) -> str | None:
 
 
 def _is_answered_here(client: SQSClient, endpoint: str) -> bool:
-    """Return whether mocks or listeners answer the client's requests: there may be no network."""
+    """Return whether mocks or listeners answer the client's requests, so that there may be no network."""
     from botocore.awsrequest import AWSRequest  # noqa: PLC0415 - see client_factory
 
-    if is_mocked(client, _PUBLICATION):
+    if is_mocked(client, "SendMessage"):
         return True
-    url = f"{endpoint.rstrip('/')}/"  # as in all requests for SQS: moto looks for the slash
-    request = AWSRequest("POST", url, {"X-Amz-Target": _TARGET}, b"{}").prepare()
+    # Ask listeners about an action that changes nothing. Moto's looks for the slash, which all requests have.
+    url = f"{endpoint.rstrip('/')}/"
+    request = AWSRequest("POST", url, {"X-Amz-Target": "AmazonSQS.ListQueues"}, b"{}").prepare()
     heard = client.meta.events.emit("before-send.sqs.ListQueues", request=request)
     return any(answer is not None for _, answer in heard)

@@ -1,4 +1,4 @@
-"""Credentials of an assumed role, renewed without new clients."""
+"""Credentials of an assumed role, which clients renew by themselves."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
 
-#: Seconds before the end of credentials at which every request waits for new ones; a renewal takes less.
+#: Seconds before credentials expire at which every request waits for new ones. A renewal takes less.
 RENEWAL_SECONDS: Final = 60
 
-#: Seconds to connect to STS, and to wait for its answer. One attempt: requests to SQS wait meanwhile, and
-#: their callers try again.
+#: Timeout for connecting to STS, and for its answer. There is one attempt: requests to SQS wait for it, and
+#: their callers retry.
 STS_SECONDS: Final = 3
-
-#: The session's name in CloudTrail; kombu's SQS transport uses the same.
-SESSION_NAME: Final = "Celery"
 
 
 class _Role:
-    """botocore's component `credential_provider`, of a session that signs as a role."""
+    """The botocore component `credential_provider` of a session that signs as a role."""
 
     def __init__(self, credentials: RefreshableCredentials) -> None:
         self._credentials = credentials
@@ -42,14 +39,14 @@ def assume_role(
     region: str,
     network: Mapping[str, Any],
 ) -> None:
-    """Give a session the role's credentials, fetched at the first request and renewed in time.
+    """Give a session the role's credentials, which it fetches at its first request and renews in time.
 
     Args:
         session: signs the requests to STS.
         assumed: gets the role's credentials.
-        settings: say which role, and for how long.
-        region: whose STS is asked.
-        network: botocore's Config options about the network, for the way to STS.
+        settings: the role, and how long its credentials last.
+        region: the region of STS.
+        network: botocore's Config options about the network.
     """
     from botocore.config import Config  # noqa: PLC0415 - see client_factory
     from botocore.exceptions import NoCredentialsError  # noqa: PLC0415 - see client_factory
@@ -74,14 +71,14 @@ def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredenti
 
     role = {
         "RoleArn": settings.role_arn,
-        "RoleSessionName": SESSION_NAME,
+        "RoleSessionName": "Celery",  # in CloudTrail, as with kombu's SQS transport
         "DurationSeconds": settings.role_seconds,
         **({"ExternalId": settings.role_external_id} if settings.role_external_id else {}),
     }
     refresh = create_assume_role_refresher(sts, role)
     advisory, mandatory = renewal_times(settings)
-    # Expired from the start, so that the first request fetches them. botocore's Deferred... would do so
-    # too, but it renews 15 minutes before the end: for 15-minute credentials at every single request.
+    # Expired from the start, so that the first request fetches them. botocore's Deferred... does so too, but
+    # renews 15 minutes before the end: 15-minute credentials would be renewed at every request.
     past = datetime.fromtimestamp(0, UTC)
     return RefreshableCredentials(
         "", "", "", past, refresh, "assume-role", advisory_timeout=advisory, mandatory_timeout=mandatory
@@ -89,8 +86,8 @@ def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredenti
 
 
 def renewal_times(settings: ClientSettings) -> tuple[int, int]:
-    """Return the seconds before the end of credentials at which one thread renews, and at which all wait."""
+    """Return how many seconds before their end one thread renews credentials, and from when all wait."""
     buffer = settings.role_buffer_seconds if settings.role_buffer_seconds < settings.role_seconds else 0
     mandatory = max(buffer, RENEWAL_SECONDS)
-    # Half of the time left at most, so that fresh credentials are not due for renewal at once.
+    # At most half of the time left, so that fresh credentials are not due for renewal at once.
     return mandatory + min(2 * RENEWAL_SECONDS, (settings.role_seconds - mandatory) // 2), mandatory

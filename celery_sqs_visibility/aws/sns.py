@@ -1,4 +1,4 @@
-"""The port to SNS over boto3: the requests that fanout exchanges make."""
+"""The port to SNS over boto3: the requests of fanout exchanges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One subscription of a topic; a queue's has the protocol "sqs", and the queue's ARN for endpoint."""
+    """A subscription to a topic. A queue's has protocol "sqs", and the queue's ARN as endpoint."""
 
     arn: str
     protocol: str
@@ -29,8 +29,8 @@ class Subscription:
 class SNS:
     """The API actions that we use, for one set of settings.
 
-    Any thread. Every method raises an `SQSError` and nothing else. Each process makes a client of its own,
-    when it needs one.
+    Any thread. Every method raises an `SQSError` and nothing else. Each process creates its own client on
+    first use.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
@@ -47,7 +47,7 @@ class SNS:
         return str(self._call("CreateTopic", params)["TopicArn"])
 
     def publish(self, topic_arn: str, message: OutgoingMessage) -> str:
-        """Publish: returns the message id. SNS has no delay; its group id counts in FIFO topics only."""
+        """Publish: returns the message id. Ignores the delay, and the group id except for FIFO topics."""
         params: dict[str, Any] = {"TopicArn": topic_arn, "Message": message.body}
         if message.attributes:
             params["MessageAttributes"] = dict(message.attributes)
@@ -59,7 +59,7 @@ class SNS:
         return str(self._call("Publish", params)["MessageId"])
 
     def subscribe(self, topic_arn: str, queue_arn: str) -> str:
-        """Subscribe a queue, with raw message delivery: returns the ARN, of an equal subscription if any."""
+        """Subscribe a queue, with raw message delivery: returns the new or existing subscription's ARN."""
         params = {
             "TopicArn": topic_arn,
             "Protocol": "sqs",
@@ -72,7 +72,7 @@ class SNS:
     def subscriptions(
         self, topic_arn: str, token: str | None = None
     ) -> tuple[list[Subscription], str | None]:
-        """ListSubscriptionsByTopic: a page of up to a hundred, and the token of the next page."""
+        """ListSubscriptionsByTopic: returns a page of up to 100, and the token of the next page."""
         params = {"TopicArn": topic_arn, **({"NextToken": token} if token else {})}
         answer = self._call("ListSubscriptionsByTopic", params)
         found = [
@@ -82,7 +82,7 @@ class SNS:
         return found, answer.get("NextToken") or None
 
     def unsubscribe(self, subscription_arn: str) -> None:
-        """Unsubscribe; no error where there is no such subscription."""
+        """Unsubscribe. Succeeds if there is no such subscription."""
         try:
             self._call("Unsubscribe", {"SubscriptionArn": subscription_arn})
         except RequestRefusedError as error:
@@ -110,5 +110,5 @@ class SNS:
     def _client(self, action: str) -> Any:
         try:
             return self._clients.get()
-        except (TypeError, ValueError) as exc:  # botocore's for a bad endpoint, region or option
+        except (TypeError, ValueError) as exc:  # botocore's, for a bad endpoint, region or option
             raise wrong_settings(exc, action) from None

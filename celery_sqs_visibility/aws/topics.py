@@ -1,8 +1,8 @@
-"""SNS topics of fanout exchanges, and subscriptions of queues to them, as kombu's SQS transport has them.
+"""SNS topics of fanout exchanges, and the subscriptions of queues to them, compatible with kombu's.
 
-Names, attributes and tags of a topic are kombu's (kombu/transport/SQS/SNS.py: `_create_sns_topic`): to
-CreateTopic a topic with other tags is another one, and refused. So is the statement in a queue's policy
-(`_generate_new_sqs_policy`). So workers of both transports find the same topics, and may share a queue.
+Workers of kombu's SQS transport and of this one use the same topics and may share a queue. So a topic has
+kombu's name, attributes and tags (kombu/transport/SQS/SNS.py: `_create_sns_topic`), since CreateTopic refuses
+other tags; and a queue's policy has kombu's statement (`_generate_new_sqs_policy`).
 """
 
 from __future__ import annotations
@@ -40,13 +40,10 @@ TAGS: Final = {
     "Description": "This SNS topic is used by Kombu to enable Fanout support for AWS SQS.",
 }
 
-#: SNS says so of a topic of that name with other attributes or tags.
-EXISTS: Final = "already exists"
-
 
 @dataclass(frozen=True, slots=True)
 class PredefinedTopic:
-    """One value of the option `predefined_exchanges`. `None` means: as for the connection."""
+    """A value of the option `predefined_exchanges`. `None` stands for the connection's own value."""
 
     arn: str
     region: str | None = None
@@ -57,7 +54,7 @@ class PredefinedTopic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Topic:
-    """The topic of a fanout exchange, with the access whose credentials are for this topic."""
+    """The topic of a fanout exchange, with access to SNS by the topic's credentials."""
 
     exchange: str
     arn: str
@@ -66,7 +63,7 @@ class Topic:
 
     @property
     def fifo(self) -> bool:
-        """Whether it is a FIFO topic; SNS ties that to the name's suffix."""
+        """Whether it is a FIFO topic. SNS requires the name's suffix."""
         return self.arn.endswith(FIFO_SUFFIX)
 
 
@@ -74,10 +71,10 @@ class Topics:
     """The directory of topics. Any thread; requests are made outside its lock.
 
     Args:
-        sns: access to every topic that is not predefined.
-        canonical_name: gives the topic's name for an exchange's: the same as for a queue.
-        predefined: exchange to topic. If there are any, there are no others, and none is created.
-        sns_for: gives access to a predefined topic.
+        sns: access to topics that are not predefined.
+        canonical_name: returns the topic's name for an exchange's name, as for a queue.
+        predefined: topics by exchange. If there are any, other exchanges are refused and no topic is created.
+        sns_for: returns access to a predefined topic.
     """
 
     def __init__(
@@ -95,10 +92,10 @@ class Topics:
         self._found: dict[str, Topic] = {}
 
     def find(self, exchange: str) -> Topic:
-        """Return the exchange's topic, created if SNS has none. Asks SNS the first time.
+        """Return the exchange's topic, and create it if SNS has none. Asks SNS the first time.
 
         Raises:
-            SQSError: it is not among the predefined ones, may not be created, or SNS could not be asked.
+            SQSError: it is not predefined, may not be created, or SNS could not be asked.
         """
         with self._lock:
             found = self._found.get(exchange)
@@ -109,7 +106,7 @@ class Topics:
         return found
 
     def forget(self, exchange: str) -> None:
-        """Ask again when the topic is needed next: it was deleted."""
+        """Forget a topic that was deleted: `find` asks SNS again."""
         with self._lock:
             self._found.pop(exchange, None)
 
@@ -135,37 +132,37 @@ class Topics:
                 f"sns:CreateTopic and sns:TagResource, or give its ARN in predefined_exchanges. {error}",
             ) from error
         except RequestRefusedError as error:
-            if EXISTS not in str(error):
+            if "already exists" not in str(error):
                 raise
-            # Somebody else's topic, with other tags: without any, SNS answers with its ARN.
+            # Somebody else created the topic with other tags. If asked without tags, SNS returns its ARN.
             arn = self._sns.create_topic(name, attributes if name.endswith(FIFO_SUFFIX) else {}, {})
         return Topic(exchange, arn, self._sns)
 
 
-#: Names that end so are made up for one process: such a queue, once gone, does not come back.
-OWN_NAME: Final = re.compile(r".+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+#: Names that end in a UUID were made for one process. Once such a queue is gone, it does not come back.
+PROCESS_NAME: Final = re.compile(r".+-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
-#: A queue that is found neither now nor this many seconds later is gone. SQS may not see a new one at once.
+#: Seconds between two look-ups of a missing queue, since SQS may not see a new queue at once.
 LOOKS_APART_SECONDS: Final = 60
 
-#: Most pages of a hundred subscriptions that one sweep reads, and most queues that it looks for.
+#: Bounds of one sweep: pages of 100 subscriptions that it reads, and queues that it looks up.
 MAX_PAGES: Final = 10
 MAX_LOOKS: Final = 100
 
 
 def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
-    """Subscribe the queue to the topic, with messages as they are; return the subscription's ARN.
+    """Subscribe a queue to a topic with raw message delivery. Returns the subscription's ARN.
 
-    The policy first: SNS drops messages that a queue does not take. SQS may tell the policy of a minute ago,
-    in which other topics are missing: so they are written, too.
+    Writes the queue's policy first, because SNS drops messages that the queue refuses. SQS may answer with
+    the policy of a minute ago, so the policy written allows this process's other topics too.
 
     Args:
         queue: the queue.
         topic: the topic.
-        beside: ARNs of the other topics to which this process has subscribed the queue.
+        beside: ARNs of other topics to which this process has subscribed the queue.
 
     Raises:
-        SQSError: SQS or SNS has refused, or could not be asked.
+        SQSError: SQS or SNS refused, or could not be asked.
     """
     attributes = queue.sqs.queue_attributes(queue.url, ["QueueArn", "Policy"])
     policy = allow_topics(attributes.get("Policy"), attributes["QueueArn"], [*beside, topic.arn])
@@ -175,16 +172,16 @@ def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
 
 
 def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], object] | None = None) -> None:
-    """Unsubscribe queues that were made up for a process, and are gone. Logs errors, raises none.
+    """Unsubscribe queues that were made for one process and are gone. Logs errors and raises none.
 
-    Only queues of the account and region of the queue `beside`, whose names begin with `prefix`: of others
-    SQS tells nothing. A thread of its own, since it may wait.
+    Looks only at queues in the account and region of the queue `beside`, since SQS cannot tell about others,
+    and only at names that begin with `prefix`. May wait for a minute, so call it in a thread of its own.
     """
     try:
         start = queue_names.beside(beside.arn(), prefix)
-        own = [each for each in _subscriptions(topic) if _may_be_stale(each, start)]
-        looked_for = random.sample(own, min(len(own), MAX_LOOKS))
-        missing = [each for each in looked_for if _is_missing(each, beside)]
+        candidates = [each for each in _subscriptions(topic) if _may_be_stale(each, start)]
+        sample = random.sample(candidates, min(len(candidates), MAX_LOOKS))
+        missing = [each for each in sample if _is_missing(each, beside)]
         if missing:
             (wait or threading.Event().wait)(LOOKS_APART_SECONDS)
         for stale in missing:
@@ -192,11 +189,7 @@ def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], obje
                 topic.sns.unsubscribe(stale.arn)
                 logger.info("unsubscribed queue %r from %s, since it is gone", stale.endpoint, topic.arn)
     except SQSError as error:
-        logger.warning(
-            "cannot sweep subscriptions of queues that are gone, which stay, from topic %s: %s",
-            topic.arn,
-            error,
-        )
+        logger.warning("cannot remove subscriptions of deleted queues from topic %s: %s", topic.arn, error)
 
 
 def _subscriptions(topic: Topic) -> Iterator[Subscription]:
@@ -210,7 +203,7 @@ def _subscriptions(topic: Topic) -> Iterator[Subscription]:
 
 def _may_be_stale(subscription: Subscription, start: str) -> bool:
     is_ours = subscription.protocol == "sqs" and subscription.endpoint.startswith(start)
-    return is_ours and OWN_NAME.fullmatch(_name(subscription)) is not None
+    return is_ours and PROCESS_NAME.fullmatch(_name(subscription)) is not None
 
 
 def _is_missing(subscription: Subscription, beside: Queue) -> bool:
@@ -225,25 +218,20 @@ def _name(subscription: Subscription) -> str:
     return subscription.endpoint.rpartition(":")[2]
 
 
-#: The statement's id, by which kombu finds it, too.
+#: The id of the policy's statement. kombu finds it by this id, too.
 STATEMENT_ID: Final = "KombuManaged"
 
-VERSION: Final = "2012-10-17"
-
-#: The condition's key for the topic. Amazon compares such keys without case.
+#: The condition's key for the topic. Amazon ignores the case of such keys.
 SOURCE: Final = "aws:SourceArn"
-
-#: Operators by which a condition lets topics in. All of a condition's must hold.
-OPERATORS: Final = ("ArnLike", "ArnEquals", "StringLike", "StringEquals")
 
 
 def allow_topics(policy: str | None, queue_arn: str, topic_arns: Sequence[str]) -> str | None:
-    """Return the policy that lets the topics send to the queue as well; `None` if `policy` does already.
+    """Return a policy that also lets these topics send to the queue; `None` if `policy` already does.
 
-    All other statements stay, and so do this one's topics and the other terms of its condition.
-    `policy` is the queue attribute of that name, `None` if there is none.
+    Keeps all other statements, and this statement's topics and other conditions. `policy` is the queue
+    attribute, or `None` if the queue has none.
     """
-    document: dict[str, Any] = json.loads(policy) if policy else {"Version": VERSION}
+    document: dict[str, Any] = json.loads(policy) if policy else {"Version": "2012-10-17"}
     given = document.get("Statement") or []
     statements: list[dict[str, Any]] = [given] if isinstance(given, dict) else given
     others = [each for each in statements if each.get("Sid") != STATEMENT_ID]
@@ -262,7 +250,7 @@ def allow_topics(policy: str | None, queue_arn: str, topic_arns: Sequence[str]) 
 
 
 def _condition(given: Any, topic_arns: Sequence[str]) -> dict[str, Any]:
-    """The condition, with the topics in each place where it names some; in kombu's where it names none."""
+    """Add the topics wherever a condition names topics, or where kombu does if it names none."""
     condition: dict[str, Any] = given if isinstance(given, dict) else {}
     if not any(_names_topics(operator, key) for operator, keys in condition.items() for key in keys):
         condition = {**condition, "ArnLike": {**condition.get("ArnLike", {}), SOURCE: []}}
@@ -276,11 +264,12 @@ def _condition(given: Any, topic_arns: Sequence[str]) -> dict[str, Any]:
 
 
 def _names_topics(operator: str, key: str) -> bool:
-    return operator.removesuffix("IfExists") in OPERATORS and key.lower() == SOURCE.lower()
+    operators = ("ArnLike", "ArnEquals", "StringLike", "StringEquals")  # others ban topics
+    return operator.removesuffix("IfExists") in operators and key.lower() == SOURCE.lower()
 
 
 def _with(values: str | list[str], topic_arns: Sequence[str]) -> str | list[str]:
-    """The condition's values, with the topics that are not among them. One alone is no list, as in kombu."""
+    """Add missing topics to a condition's values. A single value is not put into a list, as in kombu."""
     arns = [values] if isinstance(values, str) else values
     if set(topic_arns) <= set(arns):
         return values

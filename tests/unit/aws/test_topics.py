@@ -195,7 +195,7 @@ def test_without_permission_to_sweep_a_warning_names_it(topic, make, caplog):
     mine = make(own())
     topic.sns.failures["ListSubscriptionsByTopic"] = AccessDeniedError("allow it")
     sweep(topic, mine, "")
-    assert "cannot sweep subscriptions of queues that are gone" in caplog.text
+    assert "cannot remove subscriptions of deleted queues" in caplog.text
     assert "allow it" in caplog.text
 
 
