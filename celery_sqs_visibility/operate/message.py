@@ -23,7 +23,8 @@ from celery_sqs_visibility.operate.invocation import (
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
-from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, with_eta
+from celery_sqs_visibility.transport.codec import with_eta
+from celery_sqs_visibility.transport.encoding import DEFAULT_GROUP
 from celery_sqs_visibility.transport.routing import queue_of_task
 from celery_sqs_visibility.transport.task_message import task_payload
 

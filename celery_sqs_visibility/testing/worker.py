@@ -31,7 +31,7 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.codec import eta_of
+from celery_sqs_visibility.transport.delays import eta_of
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore

@@ -21,7 +21,6 @@ from celery_sqs_visibility.policy.eta import DelayLimits, stated_retention
 from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_clients import payloads_of, queues_of, settings_of
-from celery_sqs_visibility.transport.codec import decode_any_message, decode_message
 from celery_sqs_visibility.transport.connection_settings import BrokerURL
 from celery_sqs_visibility.transport.routing import use_here
 from celery_sqs_visibility.transport.temporary_queues import TemporaryQueues
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.publish.sender import Sender
     from celery_sqs_visibility.delivery.pump import Pump
     from celery_sqs_visibility.delivery.receive.buffer import Buffer
+    from celery_sqs_visibility.delivery.receive.content import DecodedMessage
     from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
     from celery_sqs_visibility.stores.guarded import GuardedStore
     from celery_sqs_visibility.transport.fanout import Fanout
@@ -74,9 +74,6 @@ class BrokerContext:
         release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
         on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
         client_settings: the settings of SQS's clients.
-        decode_message: see `codec.decode_message`.
-        decode_for_worker: the same for a worker; a bootstep sets it where tasks take messages of AWS events.
-        decode_any_message: the same for consumers that are not Celery's: see `codec.decode_any_message`.
     """
 
     def __init__(self, broker: BrokerURL, options: Options) -> None:
@@ -94,9 +91,6 @@ class BrokerContext:
         # All message attributes: a dead letter keeps those of its sender, and they cost no request.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.attribute_names = custom
-        self.decode_message = partial(decode_message, attribute_names=custom)
-        self.decode_for_worker: DecodeMessage = self.decode_message
-        self.decode_any_message = partial(decode_any_message, attribute_names=custom)
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
         self.redrive = RedriveBook(partial(_finds_dead_letters, self.queues, options))
         self.worker_name = ""
@@ -116,6 +110,25 @@ class BrokerContext:
         from celery_sqs_visibility.transport.receiving import Receiving  # noqa: PLC0415
 
         return Receiving(self.options, self.redrive, self.pump, self.outgoing)
+
+    @cached_property
+    def decode_message(self) -> DecodeMessage:
+        """Reads what is received, by `codec.decode_message`. Imported when first needed, as `receiving`."""
+        from celery_sqs_visibility.transport.codec import decode_message  # noqa: PLC0415
+
+        return partial(decode_message, attribute_names=self.attribute_names)
+
+    @cached_property
+    def decode_for_worker(self) -> DecodeMessage:
+        """The same for a worker; a bootstep sets it where tasks take messages of AWS events."""
+        return self.decode_message
+
+    @cached_property
+    def decode_any_message(self) -> partial[DecodedMessage]:
+        """The same for consumers that are not Celery's, by `codec.decode_any_message`."""
+        from celery_sqs_visibility.transport.codec import decode_any_message  # noqa: PLC0415
+
+        return partial(decode_any_message, attribute_names=self.attribute_names)
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
         """Make a consumer: the worker's, or one without slots."""

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from queue import Empty
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,9 +34,8 @@ from celery_sqs_visibility.delivery.publish.retries import PublishAttempts, unti
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.codec import encode_message
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
-from celery_sqs_visibility.transport.message import Message, QoS
+from celery_sqs_visibility.transport.encoding import encode_message
 from celery_sqs_visibility.transport.routing import (
     DirectExchange,
     is_an_apps_fanout,
@@ -48,6 +47,7 @@ from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast, 
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
     from celery_sqs_visibility.delivery.consumer import QueueConsumer
+    from celery_sqs_visibility.transport import message
     from celery_sqs_visibility.transport.basic_get import FetchedMessages
 
 logger = logging.getLogger(__name__)
@@ -69,8 +69,6 @@ class Channel(virtual.Channel):
     Calls that Celery makes by itself cost no request.
     """
 
-    Message = Message
-    QoS = QoS
     do_restore = False
 
     def __init__(self, connection: Any, **kwargs: Any) -> None:
@@ -86,6 +84,20 @@ class Channel(virtual.Channel):
         self._queue_consumer: QueueConsumer | None = None
         self._consumed: dict[str, str] = {}  # the queue of each consumer tag
         self._fetched: FetchedMessages | None = None  # by `basic_get`
+
+    @cached_property
+    def Message(self) -> type[message.Message]:  # type: ignore[override]  # noqa: N802 - kombu's name
+        """The class of received messages. Imported when first needed, as `QoS`: producers receive none."""
+        from celery_sqs_visibility.transport.message import Message  # noqa: PLC0415
+
+        return Message
+
+    @cached_property
+    def QoS(self) -> type[message.QoS]:  # type: ignore[override]  # noqa: N802 - kombu's name
+        """The class of prefetch counts."""
+        from celery_sqs_visibility.transport.message import QoS  # noqa: PLC0415
+
+        return QoS
 
     @property
     def context(self) -> BrokerContext:
@@ -335,7 +347,7 @@ class Channel(virtual.Channel):
     def _deliver(
         self, callback: Any, append: Any, payload: dict[str, Any], delivery: Delivery | None = None
     ) -> object:
-        message = Message(payload, self, delivery=delivery)
+        message = self.Message(payload, self, delivery=delivery)
         append(message, message.delivery_tag)
         return callback(message)
 
@@ -343,7 +355,7 @@ class Channel(virtual.Channel):
         self, callback: Any, payload: dict[str, Any], delivery: Delivery | None = None
     ) -> object:
         self.basic_ack(payload["properties"]["delivery_tag"])
-        return callback(Message(payload, self, delivery=delivery))
+        return callback(self.Message(payload, self, delivery=delivery))
 
     def _subscribe(self, queue: Queue) -> None:
         """Subscribe a queue that is consumed to the fanout exchanges that it is bound to."""

@@ -1,7 +1,7 @@
-"""kombu's wire format on SQS, in both directions: a fleet migrates one process at a time.
+"""kombu's wire format on SQS, of received messages and of copies: a fleet migrates one process at a time.
 
-A body is kombu's message as JSON, base64-encoded or not (kombu/transport/SQS/__init__.py: `_put`,
-`_message_to_python`, `_envelope_payload`).
+A body is kombu's message as JSON, base64-encoded or not (kombu/transport/SQS/__init__.py:
+`_message_to_python`, `_envelope_payload`); `encoding` writes those that are published.
 """
 
 from __future__ import annotations
@@ -10,38 +10,31 @@ import binascii
 import codecs
 import json
 import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from celery.utils.time import maybe_iso8601, maybe_make_aware
-from kombu.utils.json import JSONEncoder, dumps, loads
+from kombu.utils.json import dumps, loads
 
-from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage
+from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.contacts.python import decodes_to_text
 from celery_sqs_visibility.delivery.receive.content import DecodedMessage, loggable
 from celery_sqs_visibility.errors import TooLargeError, UnreadableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never
+from celery_sqs_visibility.policy.eta import NEVER, is_never
 from celery_sqs_visibility.policy.message_limits import (
     FEW_BRACKETS,
     check_json,
-    check_names,
-    checked_id,
     is_selected,
 )
-from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.content_bounds import NOT_DECODED
-from celery_sqs_visibility.transport.delays import delay_of, fields_of_body, headers_with_eta, without_delay
-
-if TYPE_CHECKING:
-    from celery_sqs_visibility.aws.topics import Topic  # for fanout only
+from celery_sqs_visibility.transport.delays import eta_of, fields_of_body
+from celery_sqs_visibility.transport.encoding import in_base64
 
 #: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
@@ -56,14 +49,8 @@ _HEADERS: Final = itemgetter("task", "id", "retries", "eta")
 _USUAL_TYPES: Final = [str, str, dict, str, str, str, int, type(None)]
 USUAL_ENCODINGS: Final = ("utf-8", "binary")
 
-#: As kombu's `dumps`, without a new encoder for each message.
-_encode: Final = JSONEncoder().encode
-
 #: Decodes base64, and refuses any other text.
 _decode_base64: Final[Callable[[str], bytes]] = partial(binascii.a2b_base64, strict_mode=True)
-
-#: The group of a FIFO queue's messages that name none, as in kombu.
-DEFAULT_GROUP: Final = "default"
 
 #: Levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
 MAX_DEPTH: Final = FEW_BRACKETS
@@ -80,73 +67,12 @@ ATTRIBUTE_BYTES: Final = 4096
 #: Reads JSON, in a fifth of the steps of `json.loads`, where nothing stands around the value.
 _SCAN: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined] # typeshed leaves it out
 
-#: Of a queue of which nothing is known.
-NO_LIMITS: Final = DelayLimits()
-
 #: The key of the original body, in a payload made from a message that was not a task.
 OWN_BODY: Final = "sqs-body"
 
 
 class NoTaskError(UnreadableError):
     """A body is not in kombu's format: another program sent it."""
-
-
-def encode_message(
-    message: Mapping[str, Any],
-    queue: Queue | Topic,
-    *,
-    base64_encoded: bool,
-    limits: DelayLimits = NO_LIMITS,
-) -> OutgoingMessage:
-    """Convert kombu's message to the message to send.
-
-    The properties `message_attributes`, `MessageGroupId`, `MessageDeduplicationId` and `delay_seconds` (or
-    `DelaySeconds`) become SQS's, and so does an ETA within `limits`. A message to a FIFO queue without a
-    deduplication id gets one, which is stored in `message`: after an error kombu publishes the same message
-    again, although SQS may have it already.
-
-    Raises:
-        ETATooFarError: SQS would delete the message before its time.
-        InvalidIdError: SQS refuses its group, or workers the task's id.
-    """
-    properties = dict(message.get("properties", {}))
-    attributes = properties.pop("message_attributes", None) or {}
-    group = properties.get("MessageGroupId")
-    if queue.fifo:
-        group = group or DEFAULT_GROUP
-    headers = message.get("headers") or {}
-    if "task" in headers:
-        check_names(headers)
-    eta = eta_of(headers_with_eta(message))
-    if isinstance(queue, Queue):
-        delay, visible_at = delay_of(properties, eta, queue, limits)
-    else:  # workers hide a message that came by a topic until its ETA
-        delay, visible_at = without_delay(properties, queue.exchange, "SNS has no delays")
-    text = _encode({**message, "properties": properties})
-    return OutgoingMessage(
-        body=_in_base64(text) if base64_encoded else text,
-        attributes=attributes,
-        delay=delay,
-        group_id=None if group is None else checked_id("MessageGroupId", group, _name_of(queue)),
-        deduplication_id=_deduplication_id(message) if queue.fifo else None,
-        visible_at=visible_at,
-    )
-
-
-def _in_base64(text: str) -> str:
-    return binascii.b2a_base64(text.encode(), newline=False).decode()
-
-
-def _name_of(target: Queue | Topic) -> str:
-    return target.name if isinstance(target, Queue) else target.exchange
-
-
-def _deduplication_id(message: Mapping[str, Any]) -> str:
-    """The message's own, or a new one that the message keeps."""
-    properties = message["properties"]
-    if not properties.get("MessageDeduplicationId"):
-        properties["MessageDeduplicationId"] = str(uuid.uuid4())
-    return str(properties["MessageDeduplicationId"])
 
 
 def decode_message(
@@ -247,30 +173,12 @@ def encode_payload(payload: Mapping[str, Any]) -> str:
     text = dumps(message)
     most = MESSAGE_BYTES - ATTRIBUTE_BYTES
     if 4 * len(text) // 3 + 4 <= most:
-        return _in_base64(text)
+        return in_base64(text)
     text = dumps(message, separators=(",", ":"))
     if len(text) <= most:
         return text
     plain = dumps(message, separators=(",", ":"), ensure_ascii=False)
     return text if ILLEGIBLE.search(plain) else plain
-
-
-def eta_of(headers: Mapping[str, Any]) -> float | None:
-    """The ETA in seconds since the epoch; `None` without one that Celery understands.
-
-    Celery's own functions, which are used here, take a naive ETA for UTC, despite `timezone` and `enable_utc`
-    (celery/worker/request.py: `Request.__init__`).
-    """
-    eta = headers.get("eta")
-    if not eta or not isinstance(eta, (str, datetime)):
-        return None
-    try:
-        instant = maybe_iso8601(eta)
-        return None if instant is None else maybe_make_aware(instant).timestamp()
-    except Exception as error:
-        if passes(error):
-            raise
-        return None  # the parser may raise anything; `worker.validation` refuses the message
 
 
 def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, Any]:

@@ -57,7 +57,6 @@ class ControlExchanges:
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
-        self._buffer: Buffer = transport.buffer
         self._consumed: dict[str, tuple[str, Deliver]] = {}  # by queue: its exchange, and its latest consumer
         self.declared: str | None = None
 
@@ -120,10 +119,12 @@ class ControlExchanges:
             return True  # nothing comes
         handle = self._handle_command if use_of(exchange) is Use.COMMANDS else self._handle
 
-        def put(payload: dict[str, Any], is_in_time: IsInTime) -> None:
-            self._buffer.put_callback(partial(handle, queue, deliver, payload, is_in_time))
+        buffer: Buffer = self._transport.buffer
 
-        self._control.consume(queue, exchange, put, lambda: self._buffer.callbacks >= MAX_CALLBACKS)
+        def put(payload: dict[str, Any], is_in_time: IsInTime) -> None:
+            buffer.put_callback(partial(handle, queue, deliver, payload, is_in_time))
+
+        self._control.consume(queue, exchange, put, lambda: buffer.callbacks >= MAX_CALLBACKS)
         return True
 
     def cancel(self, queue: str) -> bool:

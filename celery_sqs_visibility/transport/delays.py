@@ -6,12 +6,16 @@ import base64
 import json
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final, NamedTuple
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.eta import NEVER, DelayLimits, is_never, kept_delay
+from celery_sqs_visibility.policy.passing_errors import passes
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
@@ -77,6 +81,24 @@ def fields_of_body(message: Mapping[str, Any], wanted: str) -> Mapping[str, Any]
     except (KeyError, TypeError, ValueError, RecursionError):  # no task of Celery's, or a compressed one
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def eta_of(headers: Mapping[str, Any]) -> float | None:
+    """The ETA in seconds since the epoch; `None` without one that Celery understands.
+
+    Celery's own functions, which are used here, take a naive ETA for UTC, despite `timezone` and `enable_utc`
+    (celery/worker/request.py: `Request.__init__`).
+    """
+    eta = headers.get("eta")
+    if not eta or not isinstance(eta, (str, datetime)):
+        return None
+    try:
+        instant = maybe_iso8601(eta)
+        return None if instant is None else maybe_make_aware(instant).timestamp()
+    except Exception as error:
+        if passes(error):
+            raise
+        return None  # the parser may raise anything; `worker.validation` refuses the message
 
 
 def without_delay(properties: Mapping[str, Any], name: str, reason: str) -> Delay:

@@ -31,7 +31,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import EXCHANGE_KEYS
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, TOPIC_MESSAGE_BYTES
-from celery_sqs_visibility.transport.codec import encode_message
+from celery_sqs_visibility.transport.encoding import encode_message
 
 logger = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import threading
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import version
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kombu import pools
 from kombu.transport import virtual
@@ -15,7 +15,6 @@ from kombu.utils.url import safequote
 
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS, until_deadline
-from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -27,6 +26,9 @@ from celery_sqs_visibility.transport.connection_settings import (
     note_accepted,
     options_as_written,
 )
+
+if TYPE_CHECKING:
+    from celery_sqs_visibility.delivery.receive.buffer import Buffer
 
 #: The default of `broker_pool_limit` (celery/app/defaults.py), and kombu's. It keeps the sockets to a broker
 #: few: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its own,
@@ -89,8 +91,6 @@ class Transport(virtual.Transport):
         self._loop: Any = None
         self._find_context = partial(shared_context, dict(client.transport_options), broker, self.options)
         self._context: BrokerContext | None = None
-        self.buffer = Buffer()
-        self._turn()
 
     def driver_version(self) -> str:
         """The package's version, for `celery report`."""
@@ -117,6 +117,13 @@ class Transport(virtual.Transport):
         if context is None or context.pid != os.getpid():
             context = self._context = self._find_context()
         return context
+
+    @cached_property
+    def buffer(self) -> Buffer:
+        """The messages that wait for this connection's consumers. Made for one: producers receive nothing."""
+        from celery_sqs_visibility.delivery.receive.buffer import Buffer  # noqa: PLC0415
+
+        return Buffer(turned_at=SYSTEM_CLOCK.monotonic())
 
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
@@ -169,7 +176,8 @@ class Transport(virtual.Transport):
                 self._loop.remove(descriptor)
             self._loop = None
         super().close_connection(connection)
-        self.buffer.close()
+        if "buffer" in vars(self):
+            self.buffer.close()
         self._context = None
 
     def _turn(self) -> None:

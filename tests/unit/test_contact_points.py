@@ -47,7 +47,7 @@ from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retries import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, transport
-from celery_sqs_visibility.transport.codec import eta_of
+from celery_sqs_visibility.transport.delays import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
 #: Sources that we rely on and what they mention; with " ... " between, in that order.

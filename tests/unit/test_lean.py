@@ -30,8 +30,8 @@ from celery_sqs_visibility.worker.request import DeliveryRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "celery_sqs_visibility"
-MODULES_OF_A_PRODUCER = 80
-LINES_OF_A_PRODUCER = 11_900
+MODULES_OF_A_PRODUCER = 71
+LINES_OF_A_PRODUCER = 10_700
 MESSAGES = 10_000
 BYTES_A_MESSAGE = 1500
 
@@ -166,6 +166,8 @@ def test_a_producer_imports_nothing_that_receives():
         import sys, celery, kombu.exceptions
         from celery_sqs_visibility import VisibilityTask
         app = celery.Celery(broker="celery-sqs-visibility://key:secret@127.0.0.1:9", set_as_current=False)
+        from celery_sqs_visibility.aws.queues import Queues
+        Queues.reach = lambda self: None  # so that it fails when the message is sent, not before
         @app.task(name="t", base=VisibilityTask)
         def task(): ...
         for publish in (task.apply_async, lambda **options: app.send_task("t", **options)):
@@ -178,7 +180,7 @@ def test_a_producer_imports_nothing_that_receives():
     """
     files = python(code)
     ours = {Path(file).relative_to(PACKAGE).as_posix() for file in files}
-    assert {"transport/channel.py", "aws/boto.py"} <= ours
+    assert {"transport/encoding.py", "aws/boto.py", "aws/exchange.py"} <= ours
     receiving = ("core/delivery", "delivery/consumer", "delivery/holder", "delivery/pump", "delivery/settle")
     assert [name for name in ours if name.startswith(receiving)] == []
     assert len(ours) <= MODULES_OF_A_PRODUCER

@@ -79,14 +79,14 @@ class Buffer:
         turned_at: the monotonic instant at which the reader's loop last came round.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turned_at: float = 0.0) -> None:
         self._lock = threading.Lock()  # guards everything below
         self._arrived = threading.Condition(self._lock)
         self._line: Line = ArrivalLine()
         self._callbacks: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
-        self.turned_at = 0.0
+        self.turned_at = turned_at
 
     def __len__(self) -> int:
         return len(self._line)

@@ -32,7 +32,8 @@ from celery_sqs_visibility.operate.invocation import PASSING, CommandError, coun
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
-from celery_sqs_visibility.transport.codec import DEFAULT_GROUP, encode_payload
+from celery_sqs_visibility.transport.codec import encode_payload
+from celery_sqs_visibility.transport.encoding import DEFAULT_GROUP
 
 #: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
 NOT_KNOWN: Final = frozenset(

@@ -19,7 +19,9 @@ from celery_sqs_visibility.aws.topics import Topic
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.errors import ETATooFarError
 from celery_sqs_visibility.policy.eta import DelayLimits
-from celery_sqs_visibility.transport.codec import decode_message, encode_message
+from celery_sqs_visibility.transport import delays
+from celery_sqs_visibility.transport.codec import decode_message
+from celery_sqs_visibility.transport.encoding import encode_message
 
 QUEUE = Queue("q", "https://sqs.example/1/q", FakeSQS())
 FIFO = Queue("q.fifo", "https://sqs.example/1/q.fifo", FakeSQS())
@@ -182,3 +184,12 @@ def test_celery_and_publish_batch_send_the_delay_and_raise_the_refusal(monkeypat
     sent = {action: arguments for action, arguments in sqs.calls if action.startswith("Send")}
     messages = [*sent["SendMessageBatch"]["messages"], sent["SendMessage"]["message"]]
     assert [message.delay in {59, 60} for message in messages] == [True, True]
+
+
+def test_an_eta_for_which_memory_lacks_is_no_fault_of_its_message(monkeypatch):
+    def lack(_text):
+        raise MemoryError
+
+    monkeypatch.setattr(delays, "maybe_iso8601", lack)
+    with pytest.raises(MemoryError):
+        delays.eta_of({"eta": "2026-01-01T12:00:00"})
