@@ -1,6 +1,6 @@
 """What every implementation of the port to SQS must do: the fake, and boto3 with moto behind it.
 
-Where moto is known to differ from Amazon, tests/unit/aws/test_fake.py asks the fake alone.
+Where moto is known to differ from Amazon, tests/unit/aws/test_fake_queue.py asks the fake alone.
 """
 
 from __future__ import annotations
