@@ -12,6 +12,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import DeletesRefusedError
 from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.giving_back import GivingBack, Phase
 from celery_sqs_visibility.core.held import Arrival
 from celery_sqs_visibility.core.settlements import Delete, Forward, Hide, Lapse, Purpose, Settlement
 from celery_sqs_visibility.delivery.event_log import Fields
@@ -46,8 +47,7 @@ class Arrivals:
     `give_back` settles its messages. Without `fetch` there are no payloads in S3.
     `turn_given`, where queues have turns, is called as a message of that queue goes to Celery.
 
-    Attributes:
-        dispatching: whether Celery gets any messages.
+    Celery gets messages while `state` says that their consumer consumes.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class Arrivals:
         capacity: Capacity,
         receivers: Receivers,
         give_back: Callable[[Delivery], None],
+        state: GivingBack,
         fetch: Fetch | None = None,
         turn_given: Callable[[str], None] | None = None,
     ) -> None:
@@ -67,7 +68,7 @@ class Arrivals:
         self._give_back = give_back
         self._fetch = fetch
         self._turn_given = turn_given
-        self.dispatching = True
+        self._state = state
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
@@ -191,12 +192,12 @@ class Arrivals:
         if on_message is None:
             return None
         lapsed, capacity = self._holder.lapsed, self._capacity
-        turn_given = self._turn_given
+        turn_given, state = self._turn_given, self._state
 
         def dispatch(buffered: BufferedMessage, raising: bool) -> None:  # noqa: FBT001 - see BufferedMessage
             delivery = buffered.delivery
             try:
-                if not self.dispatching or lapsed(delivery):
+                if state.phase is not Phase.CONSUMING or lapsed(delivery):
                     return  # a held delivery that does not run is given back
                 if turn_given is not None:
                     turn_given(queue.name)

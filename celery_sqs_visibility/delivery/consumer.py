@@ -13,6 +13,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, Wait
+from celery_sqs_visibility.core.giving_back import GivingBack, Phase
 from celery_sqs_visibility.core.settlements import RELEASE, Lapse
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
@@ -87,16 +88,17 @@ class QueueConsumer:
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
         self._receivers = Receivers()
+        self._state = GivingBack()
         self._supervisor = Supervisor(self._supervised, clock, pump)
+        self._shutdown = Shutdown(
+            self._state, holder, self, self._receivers, self._take_buffered, self._pauses, clock
+        )
         self._arrivals, self._awaited = self._new_arrivals(open_message, payloads, pump)
-        self._shutdown = Shutdown(holder, self, self._receivers, self._take_buffered, self._pauses, clock)
         self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
         self._forgotten = ForgottenMessages(holder.all, self.capacity)
         some = [each for each in (leases, self._awaited) if each is not None]
         runs = RunWatch(partial(holder.of, self), holder)
         self._parts = (pump, *some, runs, self._forgotten)
-        self._closed = False  # whether its lanes end once nothing is held any more; the pump's lock guards it
-        self._abandoned: set[str] = set()  # queues that are being deleted
 
     def held(self) -> list[Delivery]:
         """What it brought and holds, in the order of arrival. Any thread."""
@@ -132,7 +134,7 @@ class QueueConsumer:
         if self._turns is not None:
             with self._pump.lock:
                 self._turns.turns.add_queue(queue.name)
-        self._abandoned.discard(queue.name)
+        self._state.consume_queue(queue.name)
         if open_message is None:
             self._others.pop(queue.name, None)
         else:
@@ -157,7 +159,7 @@ class QueueConsumer:
 
     def abandon(self, queue_name: str) -> None:
         """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
-        self._abandoned.add(queue_name)
+        self._state.delete(queue_name)
         self._take_buffered(queue_name)
         for delivery in self.held():
             if delivery.queue.name == queue_name:
@@ -166,7 +168,7 @@ class QueueConsumer:
 
     def stop_polling(self) -> None:
         """Poll none of the queues, and dispatch nothing to Celery."""
-        self._arrivals.dispatching = False
+        self._state.stop()
         for receiver in self._receivers.all():
             receiver.stop()
 
@@ -190,7 +192,7 @@ class QueueConsumer:
 
     def end_by(self, until: float, polls_until: float) -> None:
         """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
-        self._shutdown.end_by(until, polls_until)
+        self._state.end_by(until, polls_until, self._clock.monotonic())
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
         """After `stop_polling`, or a pause of that queue: release and return deliveries that do not run.
@@ -215,7 +217,7 @@ class QueueConsumer:
         self.give_back_unstarted()
         self._shutdown.flush()
         self.holder.flush_removals()
-        self._closed = True
+        self._state.close()
         self._let_go()
 
     def loop_late(self, now: float) -> float:
@@ -243,7 +245,7 @@ class QueueConsumer:
             self._serve(delivery.queue.name)
         if self._turns is not None:
             self._turns.wake()
-        if self._closed:
+        if self._state.phase is Phase.CLOSED:
             self._let_go()
 
     def _serve(self, queue_name: str) -> None:
@@ -257,19 +259,12 @@ class QueueConsumer:
         if self._turns is not None:
             self._turns.wake()
 
-    def _give_back_late(self, delivery: Delivery) -> None:
-        """Give back a delivery that a poll brought after the stop, or a pause. A thread that polls."""
-        if delivery.queue.name in self._abandoned:
-            delivery.settle(Lapse())  # without a request: its queue is being deleted
-        else:
-            self._shutdown.give_back_late(delivery)
-
     def _after_last_poll(self, queue: Queue) -> None:
         """A receiver has ended: give back its queue's buffered messages, unless that is consumed again.
 
         Where the consumer itself ends, its shutdown gives back all of them.
         """
-        if self._arrivals.dispatching and queue.name not in self._receivers.consumed():
+        if self._state.phase is Phase.CONSUMING and queue.name not in self._receivers.consumed():
             self._release_buffered(queue)
 
     def _release_buffered(self, queue: Queue) -> None:
@@ -300,7 +295,8 @@ class QueueConsumer:
             self.holder,
             self.capacity,
             self._receivers,
-            self._give_back_late,
+            self._shutdown.give_back_late,
+            self._state,
             awaited.submit if awaited else None,
             self._serve if self._turns is not None else None,
         )
@@ -308,19 +304,18 @@ class QueueConsumer:
 
     def _start(self) -> None:
         listen()
-        self._arrivals.dispatching = True
         with self._pump.lock:
-            self._closed = False
+            self._state.consume()
         if self._supervisor.start():
             for lane in self._lanes:
                 lane.start()
 
     def _let_go(self) -> None:
         """End the lanes once it is closed and nothing is held."""
-        if not self._closed or self.holder.holds_of(self):
+        if self._state.phase is not Phase.CLOSED or self.holder.holds_of(self):
             return
         with self._pump.lock:
-            if not (self._closed and self._supervisor.running):
+            if self._state.phase is not Phase.CLOSED or not self._supervisor.running:
                 return
             self._supervisor.running = False
         for lane in (self._supervisor.lane, *self._lanes):
@@ -372,7 +367,7 @@ class QueueConsumer:
         return next((each for each in self._consumers() if each._dispatches(queue.name)), None)  # noqa: SLF001
 
     def _dispatches(self, queue_name: str) -> bool:
-        return self._arrivals.dispatching and self._receivers.on_message(queue_name) is not None
+        return self._state.phase is Phase.CONSUMING and self._receivers.on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
         """The payload of a message has come. A thread that fetches."""

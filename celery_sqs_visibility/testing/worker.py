@@ -16,6 +16,7 @@ from celery_sqs_visibility.aws.port import ReceivedMessage
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, Wait
+from celery_sqs_visibility.core.giving_back import GivingBack
 from celery_sqs_visibility.core.settlements import RELEASE, Settlement
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
@@ -92,6 +93,7 @@ class Worker(DeliveryHolder):
             self.capacity,
             NoReceivers(self._run),
             self._give_back,
+            GivingBack(),
             lambda *one: self._to_fetch.append(one),
         )
 

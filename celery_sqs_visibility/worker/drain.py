@@ -29,10 +29,10 @@ from celery.worker import state
 
 from celery_sqs_visibility.contacts.pool import processes_of
 from celery_sqs_visibility.core.delivery import Delivery, State
+from celery_sqs_visibility.core.giving_back import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.core.settlements import RELEASE
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.event_log import Fields
-from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.delivery.threads import is_main_thread, snapshot, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
 from celery_sqs_visibility.policy.backoff import MAX_REPLY_GRACE_SECONDS

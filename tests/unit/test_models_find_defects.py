@@ -23,13 +23,13 @@ from celery_sqs_visibility.aws.breaker import Breaker
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.giving_back import GivingBack
 from celery_sqs_visibility.core.held import Arrival, Held
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.settle.copies import Copies as SentCopies
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
-from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.watches import RunWatch
 from celery_sqs_visibility.policy.retries import are_spent
 from celery_sqs_visibility.worker.drain import LastRuns
@@ -221,7 +221,7 @@ def test_a_line_that_is_left_out_is_found(function, line, instead, sentence, mon
 @pytest.mark.parametrize("seed", range(4))
 def test_a_drain_that_takes_no_time_to_hand_back_is_found(seed, monkeypatch):
     """In a world that is told: in one of chance hardly any drain has the calm for it."""
-    replace_line(Shutdown.flush, "+ HAND_BACK_SECONDS", "", monkeypatch)
+    replace_line(GivingBack.flush_ends, "+ HAND_BACK_SECONDS", "", monkeypatch)
     world = Whole(seed)
     try:
         world.wait(40)

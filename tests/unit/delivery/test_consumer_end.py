@@ -10,8 +10,8 @@ from support.factories import CHANGES, EVERYTHING, counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.core.giving_back import HAND_BACK_SECONDS
 from celery_sqs_visibility.core.settlements import Hide
-from celery_sqs_visibility.delivery.shutdown import HAND_BACK_SECONDS
 from celery_sqs_visibility.errors import UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 

@@ -12,8 +12,8 @@ from celery.worker import state
 from support.clock import FakeClock
 
 from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.giving_back import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.core.settlements import RELEASE
-from celery_sqs_visibility.delivery.shutdown import POLLS_IN_FLIGHT_SECONDS
 from celery_sqs_visibility.events import DeliveryFacts, Received, Released, emit
 from celery_sqs_visibility.policy.backoff import MAX_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.worker import drain as module
