@@ -39,13 +39,13 @@ class FakeObjectStore(ObjectStore):
         self._call("PutObject")
         self.objects[key] = content
 
-    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
+    def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
         self._call("GetObject")
         content = self.objects.get(key)
         if content is None:
             sentence = "GetObject was answered NoSuchKey: The specified key does not exist."
             raise ObjectDoesNotExistError(sentence, code="NoSuchKey", action="GetObject")
-        if len(content) > most:
+        if len(content) > max_bytes:
             raise TooLargeError(f"s3://{self._bucket}/{key} has {len(content):,} bytes")
         progress()
         return content

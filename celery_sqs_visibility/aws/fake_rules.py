@@ -160,9 +160,9 @@ def require_message(action: str, queue: Mapping[str, str], message: OutgoingMess
         raise refused(action, f"A message has {MESSAGE_ATTRIBUTES} attributes at most.")
     for name, attribute in message.attributes.items():
         _require_attribute(action, name, attribute)
-    most = int(queue.get("MaximumMessageSize", MESSAGE_BYTES))
-    if message_bytes(message.body, message.attributes) > most:
-        reason = f"Message must be shorter than {most} bytes."
+    max_bytes = int(queue.get("MaximumMessageSize", MESSAGE_BYTES))
+    if message_bytes(message.body, message.attributes) > max_bytes:
+        reason = f"Message must be shorter than {max_bytes} bytes."
         raise refused(action, f"One or more parameters are invalid. Reason: {reason}")
     if escape_illegal(message.body) != message.body:
         raise refused(action, "Invalid characters found in the message.", "InvalidMessageContents")

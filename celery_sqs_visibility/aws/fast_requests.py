@@ -1,15 +1,12 @@
-"""SQS's frequent requests, made in a fifth of the CPU time that a boto3 client takes.
+"""SQS's frequent requests, made with a fifth of the CPU time that a boto3 client takes.
 
-A client works out the endpoint, the shapes and the user agent anew for every request. A worker makes three
-kinds of requests all day long, a producer two, and only action, body, date and signature differ: the client's
-first request is a template for the others. Credentials, signatures, connections, TLS, proxies, timeouts and
-errors are botocore's.
+A client computes the endpoint, the shapes and the user agent for every request. But a worker makes only three
+kinds of requests, a producer two, and only action, body, date and signature differ. So the client's first
+request is a template for the others. Credentials, signatures, connections, TLS, proxies, timeouts and errors
+are still botocore's. If a tracer has patched clients (`BaseClient._make_api_call`), they make all requests.
 
-Where a tracer has patched clients (`BaseClient._make_api_call`), the client makes all requests.
-
-Of two requests for one action, only the body, the date, the length and the signature differ. botocore signs
-the first of a day in full; of its canonical request the rest is filled in (`SignedForm`), and botocore's own
-`SigV4Auth` makes the string to sign and the signature of that.
+Two requests for one action differ only in body, date, length and signature. botocore signs the first one of a
+day. Later ones fill in its canonical request (`SignedForm`), and botocore's `SigV4Auth` signs the result.
 """
 
 from __future__ import annotations
@@ -55,26 +52,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Actions that publish: where SQS may have carried one out, it is not repeated here.
+#: Actions that publish. They are not repeated if SQS may have carried them out.
 SENDS: Final = frozenset({"SendMessage", "SendMessageBatch"})
 
-#: Actions that are frequent.
 FREQUENT: Final = SENDS | {"ReceiveMessage", "DeleteMessageBatch", "ChangeMessageVisibilityBatch"}
 
-#: The header that names the action, and what stands before the action there.
+#: The header that names the action, and the prefix of its value.
 TARGET: Final = "x-amz-target"
 TARGET_PREFIX: Final = "AmazonSQS."
 
-#: Headers that all requests of a client share. Any other may belong to one request alone.
+#: Headers that all requests of a client share. Any other may belong to a single request.
 SHARED_HEADERS: Final = frozenset({"content-type", "user-agent", "x-amzn-query-mode"})
 
-#: Members of an answer that are lists of objects.
+#: Members of answers that are lists of objects.
 LISTS: Final = ("Messages", "Successful", "Failed")
 
-#: The client makes all requests after this many fast ones have failed where the client then succeeded.
+#: The client makes all requests after it has succeeded this often where a fast request failed.
 MAX_MISTAKES: Final = 3
 
-#: Refusals that the form of a request may explain.
+#: Errors that may be due to the form of a request.
 MAYBE_THE_FORM: Final = (
     CredentialsRefusedError,
     AccessDeniedError,
@@ -84,45 +80,40 @@ MAYBE_THE_FORM: Final = (
 
 FIRST_REFUSAL_STATUS: Final = 300
 
-#: The signature of all clients of SQS's, but for those that a user has configured otherwise.
-SIGNATURE_VERSION: Final = "v4"
-
-#: Parts of an answer that are not read as they are: nulls are left out, and bytes are decoded.
+#: Answers with these need more than JSON parsing: nulls are dropped, and binary values decoded.
 UNLIKE_JSON: Final = (b"null", b"BinaryValue")
 
-#: The time of a request in its header and its signature (botocore/auth.py: `SIGV4_TIMESTAMP`), and its day.
-TIME_FORMAT: Final = "%Y%m%dT%H%M%SZ"
+#: The day in the time of a request.
 DAY: Final = slice(8)
 
-#: Headers that differ between two requests for one action.
+#: Headers that differ between requests for one action.
 VARYING_HEADERS: Final = frozenset({"authorization", "content-length", "host", "x-amz-date"})
 
-#: Where the last part of an Authorization header begins.
 SIGNATURE: Final = ", Signature="
 
 
 class Caller:
     """Makes the requests of one boto3 client. Any thread.
 
-    Where the client's first request has an unknown form, or the client is to make several attempts, it makes
-    all requests. Where a fast request is refused and its form may be the reason, the client repeats it.
+    The client makes all requests if its first one has an unknown form, or if it is configured to retry. It
+    repeats a fast request that was refused if the form may be the reason.
     """
 
     def __init__(self, client: SQSClient) -> None:
         self.client = client
-        self._seen = False  # whether the client has made a request
+        self._seen = False  # until the client makes its first request
         self._fast: FastRequests | None = None
         self._mistakes = 0
-        self._accepted: set[str] = set()  # actions of which SQS has accepted a fast request
-        # First, and so without the headers that other listeners add: they add them to each request.
+        self._accepted: set[str] = set()  # actions for which SQS has accepted a fast request
+        # Registered first, to see the request before other listeners add headers, which they do for each.
         config: Any = client.meta.config
         if (config.retries or {}).get("total_max_attempts") == 1:
             client.meta.events.register_first("before-sign.sqs", self._see)
 
     def call(self, action: str, params: Mapping[str, Any], *, is_json: bool = True) -> Mapping[str, Any]:
-        """Make a request and return its answer; raises the client's exceptions.
+        """Make a request and return its answer. Raises the client's exceptions.
 
-        Parameters that have bytes are not `is_json`: the client knows how to write them.
+        If parameters have bytes (`is_json` is false), the client makes the request.
         """
         fast = self._fast
         if fast is None or action not in FREQUENT or not is_json:
@@ -146,15 +137,15 @@ class Caller:
         return answer
 
     def _may_repeat(self, action: str, error: Exception) -> bool:
-        """Return whether the client may make a request again that was sent.
+        """Return whether the client may repeat a request that was sent.
 
-        The client repeats a publication only if SQS has refused it, and has accepted no fast one for that
-        action before: a lost answer may hide a stored message, and publishers count their attempts.
+        A publication is repeated only if SQS has refused it, and never accepted a fast one for the action. If
+        the answer was lost, the message may have been stored.
         """
         return action not in SENDS or (action not in self._accepted and _is_refusal(error, action))
 
     def close(self) -> None:
-        """Close idle connections; the next call opens new ones."""
+        """Close idle connections. The next call opens new ones."""
         self.client.close()
         if self._fast is not None:
             self._fast.forget_connections()
@@ -166,14 +157,14 @@ class Caller:
         return answer
 
     def _see(self, request: AWSRequest, request_signer: RequestSigner, **_: Any) -> None:
-        """Take the client's first request as the template. In the thread that makes it."""
+        """Take the client's first request as the template. Runs in the thread that makes it."""
         if self._seen:
             return
         self._seen = True
         self.client.meta.events.unregister("before-sign.sqs", self._see)
         try:
             self._fast = FastRequests(self.client, request, request_signer)
-        except Exception as error:  # noqa: BLE001 - requests only cost more then
+        except Exception as error:  # noqa: BLE001 - requests then only cost more
             logger.info("boto3 makes all requests to SQS, which takes more CPU time: %s", error)
 
     def _note_mistake(self, reason: Exception) -> None:
@@ -181,20 +172,20 @@ class Caller:
         if self._mistakes >= MAX_MISTAKES and self._fast is not None:
             self._fast = None
             logger.warning(
-                "boto3 makes all requests to SQS from now on, since it succeeds where faster ones fail: %s",
+                "boto3 makes all requests to SQS from now on, as it succeeded where faster ones failed: %s",
                 reason,
             )
 
 
 class FastRequests:
-    """Makes requests like a client's `template`, which is not signed yet. Any thread.
+    """Makes requests like the client's unsigned `template`. Any thread.
 
-    botocore signs and sends the first request for an action on a day. Its form is filled in for the next
-    ones, which go out over a connection that botocore has left idle. Where none is idle, or somebody listens
-    to botocore's events of requests, botocore signs and sends.
+    botocore signs and sends the first request for an action on each day. For later ones its form is filled in
+    and sent over one of botocore's idle connections. botocore also signs and sends if no connection is idle,
+    or if there are listeners to its events.
 
     Raises:
-        Exception: the template has an unknown form, or botocore lacks a part that is needed.
+        Exception: the template has an unknown form, or this botocore lacks a needed part.
     """
 
     def __init__(self, client: SQSClient, template: AWSRequest, signer: RequestSigner) -> None:
@@ -204,10 +195,10 @@ class FastRequests:
 
         headers: dict[str, Any] = {name.lower(): value for name, value in template.headers.items()}
         if not str(headers.pop(TARGET, "")).startswith(TARGET_PREFIX):
-            raise ValueError("the client's first request is of another protocol")
+            raise ValueError("the client's first request uses another protocol")
         if unknown := headers.keys() - SHARED_HEADERS:
-            raise ValueError(f"the client's first request has a header {min(unknown)!r}")
-        # It is not signed, and the user's part of it may have characters beyond Latin-1.
+            raise ValueError(f"the client's first request has the header {min(unknown)!r}")
+        # This header is not signed, and users may add characters beyond Latin-1 to it.
         headers["user-agent"] = str(headers.get("user-agent", "")).encode()
         self._headers = headers
         self._url = str(template.url)
@@ -221,29 +212,29 @@ class FastRequests:
         protocol = getattr(service, "resolved_protocol", None) or service.metadata["protocol"]
         self._parser: Any = create_parser(protocol)
         self._idle = IdleConnections(self._session, self._url)
-        #: By action; `None` where botocore is to sign each request. Each access is atomic.
+        #: By action; `None` if botocore signs each request. Each access is atomic.
         self._forms: dict[str, SignedForm | None] = {}
-        self._registrations: object = self  # of listeners, when the forms were made; `self` before the first
-        self._is_allowed = False  # by those listeners to make requests in the client's place
-        self._proven: set[str] = set()  # actions of which SQS has accepted a form that was filled in
+        self._registrations: object = self  # the listeners known to the forms; `self` if none was made yet
+        self._is_allowed = False  # if those listeners allow fast requests
+        self._proven: set[str] = set()  # actions whose filled-in form SQS has accepted
 
     def may_replace_the_client(self) -> bool:
-        """Return False where somebody sees or answers the client's own requests: a tracer, a Stubber."""
+        """Return whether nobody wraps or answers the client's requests, such as a tracer or a Stubber."""
         registrations = registrations_of(self._client)
         if self._registrations is not registrations:
-            self._forms = {}  # other listeners ask for other forms
+            self._forms = {}  # new listeners may change requests
             mocked = any(is_mocked(self._client, action) for action in FREQUENT)
             self._is_allowed = registrations is not None and not mocked
             self._registrations = registrations
         return self._is_allowed
 
     def prepared(self, action: str, params: Mapping[str, Any]) -> Callable[[], Any]:
-        """Sign a request. Return a function that sends it and returns what the server has answered."""
+        """Sign a request. Returns a function that sends it and returns the server's answer."""
         body = json.dumps(params).encode()
         return self._by_form(action, body) or partial(self._send, action, self._signed(action, body))
 
     def answer(self, action: str, send: Callable[[], Any]) -> Mapping[str, Any]:
-        """Send a prepared request and return its answer; raises the client's exceptions."""
+        """Send a prepared request and return its answer. Raises the client's exceptions."""
         answer = send()
         if answer.status_code >= FIRST_REFUSAL_STATUS:
             error = self._refusal(action, answer)
@@ -253,11 +244,11 @@ class FastRequests:
         return _content(answer.content)
 
     def forget_connections(self) -> None:
-        """Use no connection that is idle now: the client has been closed."""
+        """Stop using connections of a client that was closed."""
         self._idle = IdleConnections(self._session, self._url)
 
     def _by_form(self, action: str, body: bytes) -> Callable[[], Any] | None:
-        """Fill in the form of an action, if there is one, for a connection, if one is idle."""
+        """Fill in the action's form, and take a connection. `None` if either is missing."""
         if (form := self._forms.get(action)) is None:
             return None
         auth, time = self._new_auth(), time_now()
@@ -306,21 +297,21 @@ class FastRequests:
             return
         if known is not None and known.is_for(auth, request.context["timestamp"]):
             return
-        # Credentials that were renewed meanwhile may have signed, or not.
+        # If credentials were renewed meanwhile, the old or the new ones may have signed.
         if auth.credentials != self._new_auth().credentials or is_listened_to(self._client, action):
             return
         try:
             forms[action] = SignedForm(auth, request)
-        except Exception as error:  # noqa: BLE001 - requests only cost more then
+        except Exception as error:  # noqa: BLE001 - requests then only cost more
             forms[action] = None
             logger.info("botocore signs each %s, which takes more CPU time: %s", action, error)
 
     def _new_auth(self) -> Any:
         signer = self._signer
-        return signer.get_auth_instance(signer.signing_name, signer.region_name, SIGNATURE_VERSION)
+        return signer.get_auth_instance(signer.signing_name, signer.region_name, "v4")
 
     def _send(self, action: str, request: Any) -> Any:
-        # Listeners to botocore's requests hear of these, too, and may answer them, as moto does.
+        # Listeners must hear of these requests, too. They may answer them, as moto does.
         heard = self._client.meta.events.emit(f"before-send.sqs.{action}", request=request)
         answers = (answer for _, answer in heard if answer is not None)
         return next(answers, None) or self._session.send(request)
@@ -336,24 +327,24 @@ class FastRequests:
 
 
 def _may_be_our_doing(error: Exception, action: str) -> bool:
-    """Return whether the client may succeed where a fast request raised that error."""
+    """Return whether the client may succeed where a fast request raised this error."""
     from botocore.exceptions import BotoCoreError, HTTPClientError  # noqa: PLC0415 - see client_factory
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - see client_factory
 
     if hasattr(error, "response"):
         return isinstance(translate(error, action), MAYBE_THE_FORM)
-    # HTTPClientError itself, and not a class of it, wraps an exception that botocore does not know.
+    # HTTPClientError itself, not a subclass, wraps exceptions that botocore does not know.
     known = isinstance(error, (BotoCoreError, ResponseParserError))
     return not known or type(error) is HTTPClientError
 
 
 def _is_refusal(error: Exception, action: str) -> bool:
-    """Return whether SQS has refused the request, and so has not carried it out."""
+    """Return whether SQS refused the request, so that it was not carried out."""
     return hasattr(error, "response") and not isinstance(translate(error, action), UnrecognizedResponseError)
 
 
 def _content(body: bytes) -> dict[str, Any]:
-    """Return an answer as botocore reads it: without nulls, with bytes decoded, with lists that are lists."""
+    """Parse an answer as botocore does: drop nulls, decode binary values, and check the lists."""
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - see client_factory
 
     hook = _members if any(part in body for part in UNLIKE_JSON) else None
@@ -368,7 +359,7 @@ def _content(body: bytes) -> dict[str, Any]:
 
 def _members(members: dict[str, Any]) -> dict[str, Any]:
     read = {name: value for name, value in members.items() if value is not None}
-    # Bytes of a message attribute. An attribute of that name is an object instead.
+    # The value of a message attribute. An attribute that is named so is an object instead.
     if isinstance(binary := read.get("BinaryValue"), str):
         read["BinaryValue"] = base64.b64decode(binary)
     return read
@@ -379,14 +370,14 @@ def _are_objects(value: Any) -> bool:
 
 
 class SignedForm:
-    """A request without its body and time. Immutable; any thread.
+    """A signed request as a template for other bodies and times. Immutable. Any thread.
 
     Args:
-        auth: has signed the request.
+        auth: the signer of the request.
         request: a signed AWSRequest.
 
     Raises:
-        ValueError: filled in with its own time and body, it has another signature.
+        ValueError: the form gives another signature than botocore for this very request.
     """
 
     def __init__(self, auth: SigV4Auth, request: Any) -> None:
@@ -404,11 +395,11 @@ class SignedForm:
             raise ValueError("the signature of the client's requests has an unknown form")
 
     def is_for(self, auth: SigV4Auth, time: str) -> bool:
-        """Return whether requests at that time, with these credentials, have this form."""
+        """Return whether the form holds at that time, for the credentials of `auth`."""
         return time[DAY] == self._day and bool(auth.credentials == self._credentials)
 
     def filled_in(self, auth: SigV4Auth, time: str, body: bytes) -> bytes:
-        """Return a request with that body, signed at that time: head and body, as they are sent."""
+        """Return the head and body of a signed request, as they are sent."""
         varying = (
             f"X-Amz-Date: {time}\r\nContent-Length: {len(body)}\r\n"
             f"Authorization: {self._authorization}{SIGNATURE}{self._signature(auth, time, body)}\r\n\r\n"
@@ -416,19 +407,19 @@ class SignedForm:
         return self._fixed + varying.encode() + body
 
     def _signature(self, auth: SigV4Auth, time: str, body: bytes) -> str:
-        at: Any = SimpleNamespace(context={"timestamp": time})  # all that is read of a request here
+        at: Any = SimpleNamespace(context={"timestamp": time})  # all that `auth` reads
         digest = hashlib.sha256(body).hexdigest()
         text = auth.string_to_sign(at, f"{self._before_time}{time}{self._after_time}{digest}")
         return auth.signature(text, at)
 
 
 def time_now() -> str:
-    """Return the wall clock's time as a signature has it."""
-    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).strftime(TIME_FORMAT)
+    """Return the time in the format of signatures (botocore/auth.py: `SIGV4_TIMESTAMP`)."""
+    return datetime.fromtimestamp(SYSTEM_CLOCK.wall(), UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
 def _before_signing(request: Any) -> Any:
-    """Return a request as it was when it was signed. The signature covers all headers but its own."""
+    """Return a request without its signature, which covers all other headers."""
     unsigned = copy(request)
     unsigned.headers = copy(request.headers)
     del unsigned.headers["Authorization"]

@@ -1,6 +1,6 @@
-"""The port to S3: the requests about payloads of messages, in one bucket, and its implementation over boto3.
+"""The port to S3, for payloads of messages in one bucket, and its implementation over boto3.
 
-`fake_object_store.FakeObjectStore` implements it in memory; both pass tests/conformance.
+`fake_object_store.FakeObjectStore` implements it in memory. Both pass tests/conformance.
 """
 
 from __future__ import annotations
@@ -28,51 +28,48 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Objects in one DeleteObjects (API_DeleteObjects).
-DELETED_OBJECTS: Final = 1000
+#: Limit of API_DeleteObjects.
+MAX_DELETED_OBJECTS: Final = 1000
 
-#: S3's code for a bucket that is not there.
-NO_BUCKET: Final = "NoSuchBucket"
-
-#: An object is read in parts of this size, for as long as each part comes within this time.
+#: Objects are read in parts of this size, each of which must arrive within this time.
 PART_BYTES: Final = 256 * 1024
 MAX_PART_SECONDS: Final = 15.0
 
 
 def no_op() -> None:
-    """Nobody wants to know of progress."""
+    """Ignore progress."""
 
 
 class ObjectStore(Protocol):
-    """Objects of one bucket. Any thread. Methods raise an `SQSError`, or an error that they name."""
+    """Objects of one bucket. Any thread. Methods raise an `SQSError`, or the errors that they list."""
 
     @property
     def bucket(self) -> str:
-        """Its name."""
+        """Return the name of the bucket."""
         ...
 
     def put(self, key: str, content: bytes) -> None:
         """PutObject."""
         ...
 
-    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
-        """GetObject. After each part of the object `progress` is called, which may raise an `SQSError`.
+    def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
+        """GetObject. Calls `progress` after each part, which may raise an `SQSError` to stop.
 
         Raises:
-            TooLargeError: it has more than `most` bytes.
-            ObjectDoesNotExistError: there is none. Without s3:ListBucket S3 denies access instead.
+            TooLargeError: the object has more than `max_bytes` bytes.
+            ObjectDoesNotExistError: there is no such object. Without s3:ListBucket, S3 denies access instead.
         """
         ...
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
-        """DeleteObjects: 1 to 1000 keys; success where there is no such object."""
+        """DeleteObjects: 1 to 1000 keys. Missing objects are no error."""
         ...
 
 
 class S3ObjectStore(ObjectStore):
-    """A bucket over boto3, with the credentials of those settings. The endpoint is S3's own, not SQS's.
+    """A bucket over boto3. Ignores the endpoint in the settings, which is SQS's.
 
-    Usable from any thread, and in forked children: each process makes a client when it needs one.
+    Any thread. Each process makes its own client when it first needs one.
     """
 
     def __init__(self, settings: ClientSettings, bucket: str) -> None:
@@ -86,10 +83,10 @@ class S3ObjectStore(ObjectStore):
     def put(self, key: str, content: bytes) -> None:
         self._call("PutObject", lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=content))
 
-    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
+    def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
         def get(s3: S3Client) -> bytes:
             answer = s3.get_object(Bucket=self._bucket, Key=key)
-            if answer["ContentLength"] > most:
+            if answer["ContentLength"] > max_bytes:
                 answer["Body"].close()
                 raise TooLargeError(f"s3://{self._bucket}/{key} has {answer['ContentLength']:,} bytes")
             return _read(answer["Body"], progress)
@@ -118,7 +115,7 @@ class S3ObjectStore(ObjectStore):
             outcome = error.code
             if isinstance(error, CredentialsRefusedError):
                 self._clients.discard()  # only new clients read rotated credentials
-            remedy = "; create the bucket, or correct payload_store" if outcome == NO_BUCKET else ""
+            remedy = "; create the bucket, or correct payload_store" if outcome == "NoSuchBucket" else ""
             raise reword(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from (error.__cause__ or exc)
         finally:
             if SQSRequest.is_wanted():
@@ -126,7 +123,7 @@ class S3ObjectStore(ObjectStore):
 
 
 def _read(body: Any, progress: Callable[[], None]) -> bytes:
-    """Read an object to its end, unless a part of it comes too slowly."""
+    """Read a whole object. Raises an `UnavailableError` if a part arrives too slowly."""
     since = SYSTEM_CLOCK.monotonic()
     parts = []
     try:
@@ -146,12 +143,12 @@ def _read(body: Any, progress: Callable[[], None]) -> bytes:
     return b"".join(parts)
 
 
-#: The probe asks for this object, which is not there. A producer may not, and S3 says so: that is an answer.
+#: The probe asks for this object, which does not exist. Any answer will do, even a missing permission.
 PROBED_KEY: Final = "celery_sqs_visibility-probe"
 
 
 class GuardedObjectStore(ObjectStore):
-    """While S3 does not answer, each call raises an `UnavailableError` at once."""
+    """Raises an `UnavailableError` at once while S3 does not answer."""
 
     def __init__(self, objects: ObjectStore, start: StartThread, clock: Clock = SYSTEM_CLOCK) -> None:
         self._objects = objects
@@ -166,8 +163,8 @@ class GuardedObjectStore(ObjectStore):
     def put(self, key: str, content: bytes) -> None:
         self._call("PutObject", partial(self._objects.put, key, content))
 
-    def get(self, key: str, most: int, progress: Callable[[], None] = no_op) -> bytes:
-        return self._call("GetObject", partial(self._objects.get, key, most, progress))
+    def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
+        return self._call("GetObject", partial(self._objects.get, key, max_bytes, progress))
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
         return self._call("DeleteObjects", partial(self._objects.delete, keys))

@@ -1,6 +1,6 @@
-"""The port to SQS: all requests that the package makes, in one protocol.
+"""The port to SQS: all requests that the package makes.
 
-`boto.BotoSQS` implements it over boto3, `fake.FakeSQS` in memory; both pass tests/conformance.
+`boto.BotoSQS` implements it over boto3, `fake.FakeSQS` in memory. Both pass tests/conformance.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedMessage(TypedDict, total=False):
-    """One message as ReceiveMessage answers it (API_Message); the system attributes are strings."""
+    """A message as ReceiveMessage returns it (API_Message). System attributes are strings."""
 
     MessageId: str
     ReceiptHandle: str
@@ -29,14 +29,14 @@ class ReceivedMessage(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReceiveOptions:
-    """Parameters of ReceiveMessage that are the same for every receive of a queue, but for the attempt's id.
+    """Parameters of ReceiveMessage that rarely change between receives of a queue.
 
     Attributes:
-        visibility_timeout: seconds; `None` leaves it to the queue.
+        visibility_timeout: seconds; by default the queue's.
         system_attributes: MessageSystemAttributeNames.
         message_attributes: MessageAttributeNames.
-        attempt_id: ReceiveRequestAttemptId, FIFO queues only. A receive whose answer was lost brings the same
-            messages when it is tried again with the same id within five minutes.
+        attempt_id: ReceiveRequestAttemptId, for FIFO queues only. If an answer was lost, another receive with
+            the same id within five minutes brings the same messages.
     """
 
     visibility_timeout: int | None = None
@@ -47,14 +47,14 @@ class ReceiveOptions:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """One message to send.
+    """A message to send.
 
     Attributes:
         attributes: MessageAttributes in SQS's own shape, `{"name": {"DataType": ..., "StringValue": ...}}`.
-        delay: DelaySeconds, or `None` for the queue's own.
-        visible_at: where the delay is for an ETA, the instant at which it ends, in seconds since the epoch.
-            What the message waits for before it is sent is then no part of its delay.
-        group_id: MessageGroupId; FIFO queues need one, standard queues use it for fairness.
+        delay: DelaySeconds; by default the queue's.
+        visible_at: the instant at which the delay for an ETA ends, in seconds since the epoch. The delay is
+            then reduced by the time that the message waits before it is sent.
+        group_id: MessageGroupId. FIFO queues need one, standard queues use it for fairness.
         deduplication_id: MessageDeduplicationId, FIFO queues only.
     """
 
@@ -66,7 +66,7 @@ class OutgoingMessage:
     visible_at: float | None = None
 
     def delay_at(self, now: float) -> int | None:
-        """DelaySeconds of a request that is made `now`, in seconds since the epoch."""
+        """Return DelaySeconds for a request at `now`, in seconds since the epoch."""
         if self.delay is None or self.visible_at is None:
             return self.delay
         return max(0, min(self.delay, math.floor(self.visible_at - now)))
@@ -74,18 +74,18 @@ class OutgoingMessage:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The entries of a batch that failed, by position; the others succeeded. Batches often fail in part.
+    """The result of a batch, which may fail in part.
 
     Attributes:
-        failed: their errors.
-        successful: SQS's own entries for the others; their `Id` is the position, as text.
+        failed: the errors of failed entries, by position. All others succeeded.
+        successful: SQS's entries for those; the `Id` is the position as text.
     """
 
     failed: Mapping[int, SQSError]
     successful: Sequence[Mapping[str, Any]] = ()
 
     def message_id(self, position: int) -> str:
-        """The id of the message that was sent from that position; empty if it is not known."""
+        """Return the id of the message sent at that position; empty if unknown."""
         found = (entry for entry in self.successful if entry.get("Id") == str(position))
         return str(next(found, {}).get("MessageId", ""))
 
@@ -96,10 +96,10 @@ class MoveTask:
 
     Attributes:
         status: RUNNING, COMPLETED, CANCELLING, CANCELLED or FAILED.
-        moved: messages so far, approximately.
-        to_move: messages in all, likewise; `None` where SQS does not tell.
-        failure: why it failed.
-        started: when, in milliseconds since the epoch; `None` where SQS does not tell.
+        moved: approximate number of messages moved so far.
+        to_move: approximate total; `None` if SQS does not tell.
+        failure: why the task failed.
+        started: milliseconds since the epoch; `None` if SQS does not tell.
     """
 
     status: str
@@ -111,11 +111,11 @@ class MoveTask:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where requests go. As text, the region, or the host of an endpoint that is not the region's own.
+    """Where requests go. As text, the region, or the host if it is not the region's default endpoint.
 
     Attributes:
-        region: the one that requests are signed for.
-        endpoint: the URL of the endpoint.
+        region: the region that requests are signed for.
+        endpoint: a URL.
     """
 
     region: str
@@ -123,7 +123,7 @@ class Location:
 
     @property
     def is_amazons(self) -> bool:
-        """Whether the endpoint is one of Amazon's, VPC endpoints included; an emulator's is not."""
+        """Return whether the endpoint is Amazon's, including VPC endpoints, and not an emulator's."""
         host = urlsplit(self.endpoint).hostname or ""
         return ".amazonaws." in host or host.endswith(".api.aws")
 
@@ -135,20 +135,20 @@ class Location:
 class SQS(Protocol):
     """The API actions that we use.
 
-    Every method may be called from any thread and raises an `SQSError` and nothing else. A `queue_url` is
-    `queue_url()`'s. Timeouts are whole seconds. A success does not prove that the handle held the message.
+    Any thread. Every method raises an `SQSError` and nothing else. A `queue_url` comes from `queue_url()`.
+    Timeouts are whole seconds. A success does not prove that a receipt handle was still valid.
     """
 
     def location(self) -> Location:
-        """Return where requests go. None is made."""
+        """Return where requests go, without a request."""
         ...
 
     def reach(self) -> None:
-        """Connect to the endpoint, unless that was done just now. No request, and no permission.
+        """Check that the endpoint accepts connections. Makes no request, so it needs no permission.
 
         Raises:
-            UnreachableError: nobody takes connections there.
-            RequestRefusedError: the settings are no good.
+            UnreachableError: the endpoint accepts no connections.
+            RequestRefusedError: the settings are wrong.
         """
         ...
 
@@ -159,7 +159,7 @@ class SQS(Protocol):
         ...
 
     def discard_idle_connections(self) -> None:
-        """Use new connections from now on, since answers fail to come. No request; calls in flight go on."""
+        """Use new connections from now on, because answers are missing. Calls in progress continue."""
         ...
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
@@ -171,12 +171,12 @@ class SQS(Protocol):
     ) -> BatchResult:
         """ChangeMessageVisibilityBatch: 1 to 10 pairs of receipt handle and seconds from now (0 to 43200).
 
-        An urgent call soon gives up an answer that does not come, so that there is time for another.
+        An urgent call waits only briefly for an answer, which leaves time for a retry.
         """
         ...
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
-        """SendMessage: returns the message id."""
+        """SendMessage. Returns the message id."""
         ...
 
     def send_batch(
@@ -184,20 +184,20 @@ class SQS(Protocol):
     ) -> BatchResult:
         """SendMessageBatch: 1 to 10 messages, of 1 MiB in all.
 
-        If it is `urgent` the answer is waited for no longer than that of `send`.
+        An urgent call waits no longer for an answer than `send`.
         """
         ...
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
-        """GetQueueUrl, of this account or of account `owner`."""
+        """GetQueueUrl, in this account or in account `owner`."""
         ...
 
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
-        """CreateQueue: returns the URL, of the existing queue if there is one of that name."""
+        """CreateQueue. Returns the URL, also if a queue of that name exists."""
         ...
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
-        """GetQueueAttributes: the attributes that are set, as strings."""
+        """GetQueueAttributes. Returns the attributes that are set, as strings."""
         ...
 
     def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
@@ -213,7 +213,7 @@ class SQS(Protocol):
         ...
 
     def list_queues(self, prefix: str) -> list[str]:
-        """ListQueues, all pages: the URLs of this account's queues whose names begin with the prefix.
+        """ListQueues, all pages. Returns the URLs of this account's queues with that prefix.
 
         The answer may be a minute old.
         """
@@ -224,13 +224,13 @@ class SQS(Protocol):
         ...
 
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
-        """TagQueue: adds tags, and replaces those of the same keys."""
+        """TagQueue: adds tags, and replaces those with the same keys."""
         ...
 
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
-        """StartMessageMoveTask: from a dead-letter queue, at a pace of 1 to 500 or SQS's own."""
+        """StartMessageMoveTask from a dead-letter queue, at 1 to 500 messages a second or SQS's own pace."""
         ...
 
     def latest_move_task(self, source_arn: str) -> MoveTask | None:
-        """ListMessageMoveTasks, of a dead-letter queue: the latest one."""
+        """ListMessageMoveTasks. Returns the latest task of a dead-letter queue."""
         ...

@@ -1,4 +1,4 @@
-"""Locks, and clients of boto3's, that each process has for itself: nothing inherited survives a fork."""
+"""Locks and boto3 clients that are not inherited across a fork."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ C = TypeVar("C")
 
 
 class ProcessLock:
-    """A reentrant lock for each process, usable from any thread.
+    """A reentrant lock for each process.
 
-    Billiard forks pool children from a process whose other threads may hold any lock at that instant. A child
-    that inherited such a lock would wait for ever for a thread it does not have.
+    Billiard forks pool children while other threads may hold locks. A child that inherited a held lock would
+    wait for ever, because it doesn't have the thread that holds it.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ProcessLock:
         pid = os.getpid()
         lock = self._by_pid.get(pid)
         if lock is None:
-            # setdefault is atomic: two threads never get two locks.
+            # setdefault is atomic: all threads get the same lock.
             lock = self._by_pid.setdefault(pid, threading.RLock())
         lock.acquire()
 
@@ -37,20 +37,20 @@ class ProcessLock:
         self._by_pid[os.getpid()].release()
 
 
-#: Guards all use of boto3 and botocore sessions: they are not thread-safe, the clients they make are.
+#: Guards boto3 and botocore sessions, which are not thread-safe. The clients that they make are.
 SESSIONS = ProcessLock()
 
 
 class ProcessClients(Generic[C]):
-    """Makes a client when one is first needed. Usable from any thread, and in forked children."""
+    """Makes a client per process when one is first needed. Any thread."""
 
     def __init__(self, make: Callable[[], C]) -> None:
         self._make = make
-        # By process id. Written under SESSIONS; read without, a dict's look-up being one step.
+        # By process id. Written under SESSIONS, read without it: looking up a key is atomic.
         self._clients: dict[int, C] = {}
 
     def get(self) -> C:
-        """This process's client.
+        """Return this process's client.
 
         Raises:
             Exception: boto3's, about the settings.
@@ -64,6 +64,6 @@ class ProcessClients(Generic[C]):
         return client
 
     def discard(self) -> C | None:
-        """Forget this process's client, and return it. The next one has credentials as they are by then."""
+        """Forget this process's client and return it. The next one reads credentials again."""
         with SESSIONS:
             return self._clients.pop(os.getpid(), None)

@@ -1,4 +1,4 @@
-"""The directory of queues: their names, URLs and credentials at SQS, by Celery's names; and their counts."""
+"""The directory of queues: name, URL and credentials at SQS for each of Celery's queues. Message counts."""
 
 from __future__ import annotations
 
@@ -42,35 +42,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How a queue came to be known: SQS had it, SQS made it for us, or the option `predefined_queues` names it.
+#: How a queue became known: it existed, we created it, or the option `predefined_queues` names it.
 Origin = Literal["found", "created", "predefined"]
 
-#: Messages that a receive may bring, those hidden since a receive, and those delayed since their sending.
+#: Attributes that count messages: visible, in flight, and delayed.
 VISIBLE: Final = "ApproximateNumberOfMessages"
 HIDDEN: Final = "ApproximateNumberOfMessagesNotVisible"
 DELAYED: Final = "ApproximateNumberOfMessagesDelayed"
 
-#: Pauses between requests about a new queue, which all of SQS knows after a second.
+#: Pauses between requests about a new queue, which all parts of SQS know after a second.
 NEW_QUEUE_PAUSES_SECONDS: Final = (0.2, 0.4, 0.7)
 
-#: Said of a queue that was created without the dead-letter queue of its plan.
-WITHOUT_DEAD_LETTERS: Final = (
-    "created queue %r without its dead-letter queue %r, which celery -A proj sqs queues create --update adds "
-    "with credentials that may: %s"
-)
-
 T = TypeVar("T")
-
-#: What the path of SQS's queue URLs begins with.
-_ACCOUNT: Final = re.compile(r"/(\d{12})/")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Queue:
-    """A queue at SQS, by Celery's name, with the access whose credentials are for this queue.
+    """A queue at SQS, with Celery's name for it.
 
     Attributes:
-        fifo: whether it is a FIFO queue; SQS ties that to the name's suffix.
+        sqs: access with the credentials for this queue.
+        fifo: true for a FIFO queue, which SQS recognizes by the suffix of its name.
     """
 
     name: str
@@ -84,35 +76,35 @@ class Queue:
 
     @property
     def sqs_name(self) -> str:
-        """SQS's name of it."""
+        """Return SQS's name for the queue."""
         return self.url.rpartition("/")[2]
 
     @property
     def account(self) -> str | None:
-        """The number of its AWS account; `None` where an emulator's URL has none."""
-        account = _ACCOUNT.match(urlsplit(self.url).path)
+        """Return the number of its AWS account, or `None` if an emulator's URL has none."""
+        account = re.match(r"/(\d{12})/", urlsplit(self.url).path)
         return account[1] if account else None
 
     def arn(self) -> str:
-        """Its ARN, by a request. Raises an `SQSError`."""
+        """Ask SQS for the ARN. Raises an `SQSError`."""
         return self.sqs.queue_attributes(self.url, [ARN])[ARN]
 
 
 class Queues:
-    """The directory of queues. Usable from any thread; requests are made outside its lock.
+    """The directory of queues. Any thread. Makes requests outside its lock.
 
-    Two threads that ask for the same new name at once may both ask SQS; they get the same `Queue`. Every
-    method that returns a queue raises an `SQSError` where SQS could not be asked.
+    Two threads that need the same new queue may both ask SQS, but get the same `Queue`. Every method that
+    returns a queue raises an `SQSError` if SQS could not be asked.
 
     Args:
         sqs: access to every queue that is not predefined.
         prefix: the option `queue_name_prefix`.
-        predefined: Celery's queue name to its definition. If there are any, there are no others, and
-            SQS is asked only for URLs that they lack.
-        owner: the AWS account that all queues belong to, if that is another's; then none is created.
-        sqs_for: gives access to a predefined queue; by default the same `sqs`.
-        plans: the plan of a queue that has to be created, by Celery's name of it, after the plan of its
-            dead-letter queue if it is to have one. By default a queue has neither attributes nor that.
+        predefined: definitions by Celery's queue name. If there are any, no other queues exist, and SQS is
+            asked only for missing URLs.
+        owner: the AWS account of all queues, if it is not the credentials' own. Then none is created.
+        sqs_for: returns the access to a predefined queue; by default `sqs`.
+        plans: returns the plan of a queue to create, after the plan of its dead-letter queue if it gets one.
+            By default queues have no attributes and no dead-letter queue.
     """
 
     def __init__(
@@ -136,19 +128,19 @@ class Queues:
 
     @property
     def sqs(self) -> SQS:
-        """Access to every queue that is not predefined."""
+        """Return the access to queues that are not predefined."""
         return self._sqs
 
     @property
     def prefix(self) -> str:
-        """The prefix of all queues' names, as SQS has it."""
+        """Return the prefix of all queue names at SQS."""
         return sqs_name("", self._prefix)
 
     def canonical_name(self, name: str) -> str:
         """Return SQS's name for Celery's.
 
         Raises:
-            RequestRefusedError: SQS takes no such name; it is not asked.
+            RequestRefusedError: SQS accepts no such name. No request is made.
         """
         canonical = sqs_name(name, self._prefix)
         if reason := why_illegal(canonical):
@@ -157,19 +149,19 @@ class Queues:
         return canonical
 
     def locations(self) -> set[Location]:
-        """Return where requests go; several, where predefined queues differ. No request.
+        """Return where requests go. Predefined queues may be in several places. No request.
 
         Raises:
-            SQSError: the settings are no good.
+            SQSError: the settings are wrong.
         """
         return {sqs.location() for sqs in self._accesses()}
 
     def reach(self) -> None:
-        """Connect to SQS, without a request. Where predefined queues differ, one place that answers will do.
+        """Check that SQS accepts connections, in at least one place if predefined queues are in several.
 
         Raises:
-            UnreachableError: nobody takes connections.
-            SQSError: the settings are no good.
+            UnreachableError: no place accepts connections.
+            SQSError: the settings are wrong.
         """
         unreached: UnreachableError | None = None
         for sqs in {sqs.location(): sqs for sqs in self._accesses()}.values():
@@ -186,10 +178,10 @@ class Queues:
         return {self._sqs_for(definition) for definition in self._predefined.values()} or {self._sqs}
 
     def find(self, name: str) -> Queue:
-        """Return the queue of that name. SQS is asked for its URL the first time.
+        """Return the queue with that name. Asks SQS for the URL the first time.
 
         Raises:
-            QueueDoesNotExistError: there is none, or it is not among the predefined ones.
+            QueueDoesNotExistError: the queue does not exist, or is not predefined although others are.
         """
         with self._lock:
             found = self._found.get(name)
@@ -200,14 +192,14 @@ class Queues:
         return self._keep(self._existing(name, self._sqs, self._owner))
 
     def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
-        """Return the queue of that name, created if SQS has none, with its dead-letter queue.
+        """Return the queue with that name. If it does not exist, create it and its dead-letter queue.
 
-        A temporary queue has `attributes` of its own, and no dead-letter queue.
+        A temporary queue has its own `attributes`, and no dead-letter queue.
 
         Raises:
-            AccessDeniedError: there is none, and we may not create it.
-            QueueDoesNotExistError: there is none, and it is predefined or of another account: these are
-                never created.
+            AccessDeniedError: the queue does not exist, and the permission to create it is missing.
+            QueueDoesNotExistError: the queue does not exist and is never created, because it is predefined or
+                belongs to another account.
         """
         try:
             return self.find(name)
@@ -217,11 +209,11 @@ class Queues:
         return self._keep(self._created(name, attributes))
 
     def ensure(self, name: str) -> Queue:
-        """Do as `find_or_create`, and ask whether a predefined queue exists, if we may ask that.
+        """Find or create a queue, and check that a predefined queue exists if permissions allow it.
 
         Raises:
-            AccessDeniedError: there is none, and we may not create it.
-            QueueDoesNotExistError: it is not among the predefined ones, or SQS has no queue of that URL.
+            AccessDeniedError: the queue does not exist, and the permission to create it is missing.
+            QueueDoesNotExistError: the queue is not predefined although others are, or its URL is wrong.
         """
         queue = self.find_or_create(name)
         if queue.origin == "predefined":
@@ -229,11 +221,11 @@ class Queues:
         return queue
 
     def by_arn(self, arn: str) -> Queue:
-        """Return the queue of an ARN, under Celery's name of it. SQS is not asked.
+        """Return the queue with that ARN, under Celery's name. No request.
 
         Raises:
-            QueueDoesNotExistError: it is in a region that requests do not go to.
-            SQSError: the settings are no good.
+            QueueDoesNotExistError: requests go to another region.
+            SQSError: the settings are wrong.
         """
         if (name := self._predefined_name(arn)) is not None:
             return self.find(name)
@@ -248,12 +240,12 @@ class Queues:
         url = f"{location.endpoint}/{account}/{name_at_sqs}"
         found = Queue(name_at_sqs.removeprefix(self._prefix), url, self._sqs)
         kept = self._keep(found)
-        # Another queue may have the name: a predefined one, or one of another account.
+        # A predefined queue, or one of another account, may have the same name.
         at = kept.sqs_name, kept.account or account, kept.sqs.location()
         return kept if at == (name_at_sqs, account, location) else found
 
     def _predefined_name(self, arn: str) -> str | None:
-        """The name of the predefined queue of that ARN. An emulator may know no regions."""
+        """Return the name of the predefined queue with that ARN. Emulators may ignore the region."""
         account, name_at_sqs = account_and_name(arn)
         locations = {}
         for name, definition in self._predefined.items():
@@ -265,7 +257,7 @@ class Queues:
         return next(iter(there + elsewhere), None)
 
     def forget(self, name: str) -> None:
-        """Ask again when that name is needed next: the queue was deleted."""
+        """Forget a queue that was deleted."""
         with self._lock:
             self._found.pop(name, None)
 
@@ -302,7 +294,7 @@ class Queues:
         return [QueuePlan(name, canonical, creation_attributes(canonical, {}))]
 
     def _created(self, name: str, temporary: Mapping[str, str] | None) -> Queue:
-        """Create the queue, after its dead-letter queue unless it is `temporary` and has these attributes."""
+        """Create the queue, and before it its dead-letter queue unless it has `temporary` attributes."""
         canonical = self.canonical_name(name)
         *of_letters, plan = self._plans(name)
         letters = of_letters[0] if of_letters and temporary is None else None
@@ -318,11 +310,17 @@ class Queues:
                 f"create the queue or allow sqs:CreateQueue. {error}",
             ) from error
         if letters and problem:
-            logger.warning(WITHOUT_DEAD_LETTERS, canonical, letters.sqs_name, problem)
+            logger.warning(
+                "created queue %r without its dead-letter queue %r, which celery -A proj sqs queues create "
+                "--update adds with credentials that may: %s",
+                canonical,
+                letters.sqs_name,
+                problem,
+            )
         return Queue(name, url, self._sqs, "created")
 
     def _redrive(self, plan: QueuePlan, letters: QueuePlan) -> tuple[dict[str, str], str | None]:
-        """The redrive policy to the dead-letter queue, found or created; or why there is none."""
+        """Find or create the dead-letter queue. Returns the redrive policy, or why there is none."""
         if reason := why_impossible([letters, plan]):
             return {}, reason
         try:
@@ -337,15 +335,12 @@ class Queues:
 
 
 def when_known(request: Callable[[], T]) -> T:
-    """Make a request about a queue that is there, and perhaps so new that a part of SQS does not know it.
-
-    Waits between attempts. Raises an `SQSError`.
-    """
+    """Make a request about a queue that may be too new for all parts of SQS to know. Raises an `SQSError`."""
     return attempt(request, QueueDoesNotExistError, NEW_QUEUE_PAUSES_SECONDS)
 
 
 def no_such_predefined_queue(queue: Queue, error: QueueDoesNotExistError) -> QueueDoesNotExistError:
-    """Return the error that names the option, too."""
+    """Return the error with a message that names the option."""
     which = f"{queue.url}, which predefined_queues gives for {queue.name!r}"
     return reword(error, f"SQS has no queue {which}: {error}")
 
@@ -354,13 +349,13 @@ def _check_existence(queue: Queue) -> None:
     try:
         queue.sqs.queue_attributes(queue.url, [REDRIVE_POLICY])
     except AccessDeniedError:
-        pass  # a comfort, not a requirement: the first receive will tell
+        pass  # the first receive will tell
     except QueueDoesNotExistError as error:
         raise no_such_predefined_queue(queue, error) from error
 
 
 def count(queue: Queue, *kinds: str) -> int:
-    """Ask SQS for the number of messages of these kinds together. Raises as `counts`."""
+    """Ask SQS for the total number of messages of these kinds. Raises as `counts`."""
     return sum(counts(queue, *kinds))
 
 
@@ -368,7 +363,7 @@ def counts(queue: Queue, *kinds: str) -> list[int]:
     """Ask SQS for the number of messages of each of these kinds. Any thread.
 
     Raises:
-        AccessDeniedError: we may not ask; the message names the permission.
+        AccessDeniedError: a permission is missing. The message names it.
         SQSError: SQS could not be asked.
     """
     try:

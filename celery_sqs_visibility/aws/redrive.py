@@ -1,4 +1,4 @@
-"""A queue's redrive policy, retention and messages in flight: asked seldom, unknown where we may not ask."""
+"""Redrive policies, retention periods and messages in flight of queues, cached for some minutes."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that an answer holds. A rejected message is deleted or kept by it, so a dead-letter queue that is
-#: added while workers run must be noticed; kombu's SQS transport reads the policy as often.
+#: Seconds for which an answer is cached. The policy decides if a rejected message is deleted or kept, so
+#: workers must notice a new dead-letter queue. kombu's SQS transport reads the policy as often.
 REDRIVE_SECONDS: Final = 300
 
-#: Seconds until SQS is asked again after an error that passes.
+#: Seconds until SQS is asked again after a temporary error.
 RETRY_SECONDS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Redrive:
-    """A queue's RedrivePolicy: SQS moves a message to that queue instead of handing it out more often."""
+    """A RedrivePolicy: after `max_receive_count` receives SQS moves a message to the dead-letter queue."""
 
     max_receive_count: int
     dead_letter_arn: str
 
     @property
     def name(self) -> str:
-        """SQS's name of the dead-letter queue."""
+        """Return SQS's name for the dead-letter queue."""
         return self.dead_letter_arn.rpartition(":")[2]
 
 
 class RedriveBook:
-    """Remembers queues' redrive policies. Usable from any thread; requests are made outside its lock.
+    """Caches redrive policies of queues. Any thread. Makes requests outside its lock.
 
-    Works without the permission sqs:GetQueueAttributes: an unknown policy is `None`, as "no policy" is.
+    Works without the permission sqs:GetQueueAttributes. An unknown policy is `None`, like a missing one.
 
     Args:
-        plain: for the name of a queue without a policy, as far as we know, a function that finds its
-            dead-letter queue by the option `dead_letter_queue`; `None` where the option names none.
+        plain: returns a function that finds the dead-letter queue named by the option `dead_letter_queue`,
+            for a queue without a known policy; `None` if the option names none for that queue.
     """
 
     def __init__(self, plain: Callable[[str], Callable[[], Queue] | None] = lambda _name: None) -> None:
         self._plain = plain
-        self._lock = ProcessLock()  # guards changes of everything below: a look-up is one step
+        self._lock = ProcessLock()  # guards writes to everything below: looking up a key is atomic
         self._asked: dict[str, float] = {}
         self._errors: dict[str, SQSError] = {}
         self._known: dict[str, Redrive | None] = {}
         self._retention: dict[str, int] = {}
         self._dead_letter_queues: dict[tuple[str, str], Queue] = {}
-        self._many_in_flight: dict[str, int | None] = {}  # how many, until `pop_many_in_flight` has told it
-        self._least_receives: dict[str, int] = {}  # by the ARN of the queue from which SQS has moved messages
+        self._many_in_flight: dict[str, int | None] = {}  # the number, until `pop_many_in_flight` returns it
+        self._min_receives: dict[str, int] = {}  # of dead letters, by the ARN of their source queue
 
     def get(self, queue: Queue, now: float, *, quietly: bool = False) -> Redrive | None:
-        """Return the policy, asking SQS at most every `REDRIVE_SECONDS`. Raises nothing.
+        """Return the policy. Asks SQS at most once in `REDRIVE_SECONDS`. Raises nothing.
 
-        While one thread asks, and after a failure until it is time to ask again, the last known policy holds.
-        `now` is in seconds on the monotonic clock; `quietly` leaves out the warning of a missing permission.
+        Returns the last known policy while another thread asks, or after an error. `now` is on the monotonic
+        clock. `quietly` suppresses the warning about a missing permission.
         """
-        if self._was_asked(queue, now):  # as nearly always
+        if self._was_asked(queue, now):  # the usual case, without the lock
             return self.peek(queue)
         with self._lock:
             if self._was_asked(queue, now):
@@ -92,16 +92,12 @@ class RedriveBook:
         return asked is not None and now - asked < REDRIVE_SECONDS
 
     def _failed(self, queue: Queue, error: SQSError, now: float, *, quietly: bool) -> None:
-        passes = not isinstance(error, AccessDeniedError)
+        is_temporary = not isinstance(error, AccessDeniedError)
         with self._lock:
             self._errors[queue.url] = error
-            if passes:
+            if is_temporary:
                 self._asked[queue.url] = now - REDRIVE_SECONDS + RETRY_SECONDS
-        if not passes and not quietly:
-            self._warn(queue, error)
-
-    def _warn(self, queue: Queue, error: SQSError) -> None:
-        if self.knows(queue):
+        if is_temporary or quietly or self.knows(queue):
             return
         kept = "are kept, to come back until SQS moves or expires them"
         logger.warning(
@@ -113,25 +109,25 @@ class RedriveBook:
         )
 
     def receives_in_source(self, queue: Queue, source_arn: str, receive_count: int, now: float) -> int:
-        """Return how many receives a dead letter had in the queue from which SQS has moved it, as it goes on.
+        """Return how many receives a dead letter had in its source queue. SQS counts them on.
 
-        They are as many as that queue's policy allows. Where that may not be read they are one less than the
-        smallest count with which a message from there has come: that message may have an attempt too many.
+        Returns the limit in the source queue's policy. If that cannot be read, returns one less than the
+        smallest count of any dead letter from there, which may allow that message one attempt too many.
         """
         account, name = account_and_name(source_arn)
         source = Queue(name, f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}", queue.sqs)
         policy = self.get(source, now, quietly=True)
         with self._lock:
-            least = min(receive_count, self._least_receives.get(source_arn, receive_count))
-            self._least_receives[source_arn] = least
-        return min(least - 1 if policy is None else policy.max_receive_count, receive_count - 1)
+            fewest = min(receive_count, self._min_receives.get(source_arn, receive_count))
+            self._min_receives[source_arn] = fewest
+        return min(fewest - 1 if policy is None else policy.max_receive_count, receive_count - 1)
 
     def pop_many_in_flight(self, queue: Queue) -> int | None:
-        """Return the number of messages in flight, once each time that it has come near SQS's quota.
+        """Return the number of messages in flight once each time it comes near SQS's quota; otherwise `None`.
 
-        `None` otherwise. It is as old as the latest answer. No request.
+        No request: the number is as old as the last answer.
         """
-        if self._many_in_flight.get(queue.url) is None:  # as nearly always
+        if self._many_in_flight.get(queue.url) is None:  # the usual case, without the lock
             return None
         with self._lock:
             if (in_flight := self._many_in_flight.get(queue.url)) is not None:
@@ -139,35 +135,35 @@ class RedriveBook:
         return in_flight
 
     def knows(self, queue: Queue) -> bool:
-        """Return whether SQS has ever answered, if only that there is no policy. No request, no lock."""
+        """Return whether SQS has ever answered, even without a policy. No request, no lock."""
         return queue.url in self._known
 
     def why_unknown(self, queue: Queue) -> SQSError | None:
-        """Return the error of the latest request, if SQS has never answered one. No request is made."""
+        """Return the error of the latest request if SQS has never answered. No request."""
         with self._lock:
             return None if queue.url in self._known else self._errors.get(queue.url)
 
     def peek(self, queue: Queue) -> Redrive | None:
-        """Return the last known policy. No request and no lock: every task asks."""
+        """Return the last known policy. No request and no lock, because every task asks."""
         return self._known.get(queue.url)
 
     def retention(self, queue: Queue) -> int:
-        """Return the seconds until SQS deletes a message; its default if unknown. No request, no lock."""
+        """Return the retention period in seconds; SQS's default if unknown. No request, no lock."""
         return self.known_retention(queue) or DEFAULT_RETENTION_SECONDS
 
     def known_retention(self, queue: Queue) -> int | None:
-        """As `retention`, but `None` if unknown."""
+        """Return the retention period in seconds; `None` if unknown. No request, no lock."""
         return self._retention.get(queue.url)
 
     def has_dead_letter_queue(self, queue: Queue) -> bool:
-        """Return whether a policy or the option names a dead-letter queue. No request is made."""
+        """Return whether a known policy or the option names a dead-letter queue. No request."""
         return self._plain(queue.name) is not None or self.peek(queue) is not None
 
     def find_dead_letter_queue(self, queue: Queue) -> None:
-        """Make sure that the plain dead-letter queue exists, if `queue` needs it. Call `get` first.
+        """Check that the dead-letter queue of the option exists, if `queue` needs it. Call `get` first.
 
         Raises:
-            SQSError: it does not, and may not be created; or SQS could not be asked.
+            SQSError: the dead-letter queue could not be found or created.
         """
         if self.peek(queue) is None:
             try:
@@ -177,10 +173,10 @@ class RedriveBook:
                 raise reword(error, sentence) from error
 
     def dead_letter_queue(self, queue: Queue) -> Queue | None:
-        """Return the queue that the last known policy names, or the plain one; `None` if there is neither.
+        """Return the dead-letter queue of the last known policy, else that of the option, else `None`.
 
-        Call `get` first. SQS is asked for the URL once; the queue is used with the credentials of `queue`. No
-        queue is its own dead-letter queue.
+        Call `get` first. Asks SQS for the URL once. A policy's queue is used with the credentials of `queue`.
+        No queue is its own dead-letter queue.
 
         Raises:
             SQSError: the queue could not be found.
@@ -205,16 +201,16 @@ class RedriveBook:
 
 
 def _url(queue: Queue, name: str, account: str) -> str:
-    """Return the URL of a dead-letter queue, which is in the region of its source."""
+    """Return the URL of a dead-letter queue in the region of `queue`."""
     try:
         return queue.sqs.queue_url(name, account)
     except AccessDeniedError:
-        # The permission to send to it does not include sqs:GetQueueUrl.
+        # The permission to send does not include sqs:GetQueueUrl.
         return f"{queue.url.rsplit('/', 2)[0]}/{account}/{name}"
 
 
 def parse_redrive_policy(attributes: Mapping[str, str]) -> Redrive | None:
-    """Read a queue's RedrivePolicy attribute; `None` if it is missing or malformed."""
+    """Parse a queue's RedrivePolicy attribute. Returns `None` if it is missing or malformed."""
     try:
         policy = json.loads(attributes[REDRIVE_POLICY])
         redrive = Redrive(int(policy["maxReceiveCount"]), str(policy["deadLetterTargetArn"]))

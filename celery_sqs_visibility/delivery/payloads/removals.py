@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from celery_sqs_visibility.aws.object_store import DELETED_OBJECTS, ObjectStore
+from celery_sqs_visibility.aws.object_store import MAX_DELETED_OBJECTS, ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.outage import Outage
@@ -80,14 +80,14 @@ class Removals:
             heapq.heappush(self._waiting, (removal.not_before, next(self._ties), removal))
 
     def ready(self) -> int:
-        return math.ceil(len(self._waiting) / DELETED_OBJECTS)
+        return math.ceil(len(self._waiting) / MAX_DELETED_OBJECTS)
 
     def take(self, now: float) -> list[Removal] | None:
         """See `pump.Work`: all that waits, if one of them has waited for long enough."""
         due = self.due(now)
         if due is None or due > now:
             return None
-        count = min(len(self._waiting), DELETED_OBJECTS)
+        count = min(len(self._waiting), MAX_DELETED_OBJECTS)
         return [heapq.heappop(self._waiting)[2] for _ in range(count)]
 
     def send(self, batch: list[Removal], _since: float) -> BatchResult:

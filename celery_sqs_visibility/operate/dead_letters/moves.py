@@ -187,7 +187,9 @@ class Moves:
         if not isinstance(letter.content, PayloadPointer) or self.payloads is None:
             return None
         try:
-            self.payloads.objects.get(letter.content.key, most=0)  # asks for the object, and reads nothing
+            self.payloads.objects.get(
+                letter.content.key, max_bytes=0
+            )  # asks for the object, and reads nothing
         except ObjectDoesNotExistError:
             return f"its payload {letter.content} is gone, so its task could not run. Delete it"
         except (TooLargeError, SQSError):
