@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from celery import states
 from celery.app.trace import build_tracer
 from kombu.message import Message
 from kombu.utils.json import dumps
@@ -35,6 +36,7 @@ from celery_sqs_visibility.policy.options import Options, QueueOptions
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
+from celery_sqs_visibility.task.retries import VisibilityRetry
 from celery_sqs_visibility.worker.bound_tasks import bind_request_class
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
@@ -90,6 +92,19 @@ def trace(task, args=(), **request):
         task.__trace__ = build_tracer(task.name, task, app=task.app)
     request = delivery_request(**request)
     return task.__trace__(request["id"], args, {}, request)
+
+
+def outcome(task, **request):
+    """How a run of the task ends: its state, and the exception that says so."""
+    info = trace(task, **request).info
+    return (info.state, info.retval) if info else (states.SUCCESS, None)
+
+
+def hidden_for(task, **request):
+    """Seconds that the message of a run is hidden."""
+    state, retry = outcome(task, **request)
+    assert (state, type(retry)) == (states.RETRY, VisibilityRetry)
+    return retry.delay
 
 
 # Receiving.
