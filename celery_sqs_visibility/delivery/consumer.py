@@ -409,4 +409,4 @@ class QueueConsumer:
 
 
 def _late(late: Callable[[float, float], float], buffer: Buffer, now: float) -> float:
-    return late(buffer.turned_at, now)
+    return late(buffer.looped_at, now)

@@ -15,7 +15,7 @@ from typing import Final
 #: before, so it waits for something that has no timeout: a host name to be resolved, credentials, a lock.
 HUNG_AFTER_SECONDS: Final = 20.0
 
-#: Celery's event loop turns at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`), the
+#: Celery's event loop comes round at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`), the
 #: supervisor's twice a second; it replaces threads that hang.
 LATE_SECONDS: Final = 30.0
 
@@ -80,7 +80,7 @@ class WorkerFacts:
 
     Attributes:
         phase: between its start and its end.
-        loop: seconds since the last turn of Celery's event loop; 0 while a task has the main thread (solo).
+        loop: seconds since Celery's event loop last came round; 0 while a task has the main thread (solo).
         processes: the number of live processes of the pool; `None` in a pool without processes.
         polls: of each queue that it consumes.
         duties: of its other threads.

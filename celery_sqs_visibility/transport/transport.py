@@ -123,7 +123,7 @@ class Transport(virtual.Transport):
         """The messages that wait for this connection's consumers. Made for one: producers receive nothing."""
         from celery_sqs_visibility.delivery.receive.buffer import Buffer  # noqa: PLC0415
 
-        return Buffer(turned_at=SYSTEM_CLOCK.monotonic())
+        return Buffer(looped_at=SYSTEM_CLOCK.monotonic())
 
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
@@ -146,7 +146,7 @@ class Transport(virtual.Transport):
         """Let the event loop deliver messages as they arrive (Celery's `Consumer.connect`)."""
         self._loop = loop
         loop.add_reader(self.buffer.fileno(), self._on_arrival)
-        loop.on_tick.add(self._turn)
+        loop.on_tick.add(self._note_loop)
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
         """Deliver messages that arrive within `timeout` seconds, where there is no event loop.
@@ -156,7 +156,7 @@ class Transport(virtual.Transport):
         Raises:
             TimeoutError: nothing arrived (Celery expects it under its old name, `socket.timeout`).
         """
-        self._turn()
+        self._note_loop()
         self._raise_prefetch_counts()
         until = math.inf if timeout is None else SYSTEM_CLOCK.monotonic() + timeout
         while self.buffer.wait(_until(until)):
@@ -170,7 +170,7 @@ class Transport(virtual.Transport):
     def close_connection(self, connection: Any) -> None:
         """Close the channels, leave the event loop, and let go of the context."""
         if self._loop is not None:
-            self._loop.on_tick.discard(self._turn)
+            self._loop.on_tick.discard(self._note_loop)
             descriptor = self.buffer.fileno()
             if descriptor in self._loop.readers:
                 self._loop.remove(descriptor)
@@ -180,8 +180,8 @@ class Transport(virtual.Transport):
             self.buffer.close()
         self._context = None
 
-    def _turn(self) -> None:
-        self.buffer.turned_at = SYSTEM_CLOCK.monotonic()
+    def _note_loop(self) -> None:
+        self.buffer.looped_at = SYSTEM_CLOCK.monotonic()
 
     def _on_arrival(self) -> None:
         self.buffer.on_readable(SYSTEM_CLOCK, raising=not self.for_worker)

@@ -51,13 +51,13 @@ class WorkerContext:
         """Whether a shutdown has begun."""
         return state.should_stop is not None or bool(state.should_terminate)
 
-    def loop_late(self, turned_at: float, now: float) -> float:
-        """For how many seconds Celery's loop has not come round, since `turned_at`; 0 where that is well.
+    def loop_late(self, looped_at: float, now: float) -> float:
+        """For how many seconds Celery's loop has not come round, since `looped_at`; 0 where that is well.
 
         A solo pool runs tasks on the loop's thread, and a shutdown leaves the loop. Any thread.
         """
         runs_tasks = isinstance(self.pool, SoloPool) and bool(state.active_requests)
-        return 0.0 if runs_tasks or self.is_ending else max(0.0, now - turned_at)
+        return 0.0 if runs_tasks or self.is_ending else max(0.0, now - looped_at)
 
     def kill(self, pid: Any, signal_name: str) -> None:
         """End the run that this process or greenlet of the pool has; see `can_end_runs`."""

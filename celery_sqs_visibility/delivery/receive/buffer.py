@@ -14,7 +14,7 @@ from celery_sqs_visibility.policy.clock import Clock
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
 
-#: Messages are dispatched for this long before the event loop gets its turn.
+#: Messages are dispatched for this long before the event loop goes on.
 DISPATCH_SECONDS: Final = 0.01
 
 
@@ -76,17 +76,17 @@ class Buffer:
     """A line of messages that a thread can wait for, or that wakes an event loop through a pipe.
 
     Attributes:
-        turned_at: the monotonic instant at which the reader's loop last came round.
+        looped_at: the monotonic instant at which the reader's loop last came round.
     """
 
-    def __init__(self, turned_at: float = 0.0) -> None:
+    def __init__(self, looped_at: float = 0.0) -> None:
         self._lock = threading.Lock()  # guards everything below
         self._arrived = threading.Condition(self._lock)
         self._line: Line = ArrivalLine()
         self._callbacks: deque[Callable[[], bool]] = deque()
         self._pipe: tuple[int, int] | None = None
         self._woken = False
-        self.turned_at = turned_at
+        self.looped_at = looped_at
 
     def __len__(self) -> int:
         return len(self._line)

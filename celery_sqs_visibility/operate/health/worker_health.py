@@ -53,7 +53,7 @@ class WorkerHealth:
         living, wanted = _processes(consumer.pool)
         return WorkerFacts(
             Phase.RUNNING,
-            transport.context.receiving.loop_late(transport.buffer.turned_at, now),
+            transport.context.receiving.loop_late(transport.buffer.looped_at, now),
             living,
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),
             tuple(facts for each in queue_consumers for facts in each.duty_facts(now)),

@@ -35,7 +35,7 @@ class QueueConsumer:
 def consumer():
     receiving = SimpleNamespace(worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late)
     context = SimpleNamespace(receiving=receiving)
-    buffer = SimpleNamespace(turned_at=SYSTEM_CLOCK.monotonic() - 60)
+    buffer = SimpleNamespace(looped_at=SYSTEM_CLOCK.monotonic() - 60)
     transport = SimpleNamespace(context=context, buffer=buffer)
     return SimpleNamespace(
         hostname="w@h",

@@ -69,18 +69,18 @@ def test_settings_that_are_no_good_are_left_to_the_first_request():
 def test_a_connection_knows_when_the_loop_that_consumes_came_round_last():
     with connect("sqs://", region="eu-west-3") as connection:
         transport, hub = connection.transport, Hub()
-        made = transport.buffer.turned_at
+        made = transport.buffer.looped_at
         with pytest.raises(TimeoutError):
             transport.drain_events(connection, timeout=0)
-        drained = transport.buffer.turned_at
+        drained = transport.buffer.looped_at
         transport.register_with_event_loop(connection, hub)
         next(hub.create_loop())
-        assert made < drained < transport.buffer.turned_at
-        turned = transport.buffer.turned_at
+        assert made < drained < transport.buffer.looped_at
+        looped = transport.buffer.looped_at
         transport.close_connection(connection)
         assert not hub.on_tick
         hub.close()
-        assert transport.buffer.turned_at == turned
+        assert transport.buffer.looped_at == looped
 
 
 @pytest.fixture(autouse=True)
