@@ -123,7 +123,9 @@ class Transport(virtual.Transport):
         """The messages that wait for this connection's consumers. Made for one: producers receive nothing."""
         from celery_sqs_visibility.delivery.receive.buffer import Buffer  # noqa: PLC0415
 
-        return Buffer(looped_at=SYSTEM_CLOCK.monotonic())
+        # One for all threads, health probes' too: a `cached_property` has no lock since Python 3.12.
+        buffer: Buffer = vars(self).setdefault("buffer", Buffer(looped_at=SYSTEM_CLOCK.monotonic()))
+        return buffer
 
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
