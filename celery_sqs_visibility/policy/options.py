@@ -16,9 +16,6 @@ from celery_sqs_visibility.policy.control_names import MAX_PREFIX_CHARACTERS
 from celery_sqs_visibility.policy.exclusive import StoreAddress, store_address
 from celery_sqs_visibility.policy.option_parsers import (
     KOMBU_OPTIONS,
-    OF_ANOTHER_TRANSPORT,
-    OTHER_TRANSPORTS,
-    REMEDIES,
     ExporterNames,
     HTTPAddress,
     OneOf,
@@ -45,7 +42,6 @@ from celery_sqs_visibility.policy.option_parsers import (
     tags,
     text,
     together,
-    unknown,
     when_exhausted,
     when_lost,
 )
@@ -443,9 +439,11 @@ class Options(SharedOptions):
             OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
         """
         declared = {option_name(f.name): f for f in fields(cls)}
-        known = cls.known_names()
-        wrong = [n for n, value in given.items() if n not in known and (value or n not in REMEDIES)]
-        errors = [_unknown(name, declared) for name in wrong]
+        known, errors = cls.known_names(), []
+        if unknown := {name: value for name, value in given.items() if name not in known}:
+            from celery_sqs_visibility.policy.unknown_options import refusals  # noqa: PLC0415 - most have none
+
+            errors = refusals(unknown, sorted(declared))
         parsed: dict[str, Any] = {}
         try:
             parsed = _parsed({name: f.metadata["parse"] for name, f in declared.items()}, given)
@@ -566,9 +564,3 @@ def _derived_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
         "is_secure": False,
         "queue_order": "weighted" if any("weight" in own for own in queues.values()) else "fair",
     }
-
-
-def _unknown(name: str, declared: Mapping[str, Any]) -> OptionError:
-    if remedy := REMEDIES.get(name) or (OF_ANOTHER_TRANSPORT if name in OTHER_TRANSPORTS else ""):
-        return OptionError(f"there is no transport option {name!r}: {remedy}")
-    return unknown(f"transport option {name!r}", name, sorted(declared))

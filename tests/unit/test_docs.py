@@ -13,8 +13,8 @@ from support.kombu_names import kombus_options
 from support.log_sentences import loud_sentences, plain_words
 from support.reference import options_page
 
-from celery_sqs_visibility.policy.option_parsers import REMEDIES
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.unknown_options import REMEDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

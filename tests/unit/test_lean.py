@@ -31,7 +31,7 @@ from celery_sqs_visibility.worker.request import DeliveryRequest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "celery_sqs_visibility"
 MODULES_OF_A_PRODUCER = 71
-LINES_OF_A_PRODUCER = 10_700
+LINES_OF_A_PRODUCER = 10_600
 MESSAGES = 10_000
 BYTES_A_MESSAGE = 1500
 

@@ -1,14 +1,9 @@
-"""Values of single options, and refusals of foreign ones."""
+"""Values of single options."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from support.kombu_names import options_of_amqp, options_of_redis
 
-from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_parsers import OF_ANOTHER_TRANSPORT, OTHER_TRANSPORTS, REMEDIES
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 
@@ -47,30 +42,6 @@ def test_a_store_is_a_bucket_and_the_beginning_of_keys_as_they_are(url, prefix):
     assert Options.parse({"payload_store": url}).payload_store == ReadablePayloads("b", prefix)
 
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/coming-from-redis-and-rabbitmq.md").read_text()
-FOREIGN = options_of_redis() | options_of_amqp()
-
-
-def test_the_options_are_found_in_kombus_source():
-    assert {"global_keyprefix", "sentinel_kwargs", "reauth_check_interval"} <= options_of_redis()
-    assert {"heartbeat", "channel_max", "virtual_host"} <= options_of_amqp()
-
-
-@pytest.mark.parametrize("name", sorted(FOREIGN | OTHER_TRANSPORTS))
-def test_an_option_of_another_transport_is_taken_or_refused_with_what_to_do(name):
-    try:
-        Options.parse({name: 3})
-    except OptionError as error:
-        remedy = OF_ANOTHER_TRANSPORT if name in OTHER_TRANSPORTS else REMEDIES[name]
-        assert str(error) == f"there is no transport option {name!r}: {remedy}"  # noqa: PT017 - or no error
-
-
-@pytest.mark.parametrize("name", sorted(OTHER_TRANSPORTS))
-def test_the_page_that_the_refusal_names_has_the_option(name):
-    assert f"`{name}`" in PAGE
-    assert name not in REMEDIES
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -84,22 +55,3 @@ def test_the_page_that_the_refusal_names_has_the_option(name):
 )
 def test_what_airflow_and_superset_usually_set_is_taken(given):
     assert Options.parse(given).visibility_timeout == min(float(given.get("visibility_timeout", 120)), 43200)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"master_name": "mymaster", "sentinel_kwargs": {"password": "hush"}},
-            "it belongs to kombu's Redis",
-        ),
-        ({"sentinel_kwargs": '{"password": "hush"}'}, "kombu's Redis or AMQP transport"),
-        ({"global_keyprefix": "superset:"}, "docs/coming-from-redis-and-rabbitmq.md"),
-    ],
-    ids=repr,
-)
-def test_what_they_set_for_redis_is_refused_with_what_to_do(given, said):
-    with pytest.raises(OptionError, match=said) as refused:
-        Options.parse(given)
-    assert "did you mean" not in str(refused.value)
-    assert "hush" not in str(refused.value)

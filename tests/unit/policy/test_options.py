@@ -14,7 +14,7 @@ from support.reference import options_page
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.queues import TERRAFORM
-from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, REMEDIES, Seconds
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, Seconds
 from celery_sqs_visibility.policy.options import (
     Options,
     beyond_horizon,
@@ -23,6 +23,7 @@ from celery_sqs_visibility.policy.options import (
 from celery_sqs_visibility.policy.queue_names import ATTRIBUTES
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retries import ExponentialBackoff
+from celery_sqs_visibility.policy.unknown_options import REMEDIES
 
 TOPIC = "arn:aws:sns:eu-west-1:123456789012:x"
 NAMES = [option_name(f.name) for f in fields(Options)]
