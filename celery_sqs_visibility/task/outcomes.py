@@ -61,7 +61,7 @@ def retry(
     task: Any, exc: Any, countdown: float | None, eta: datetime | None, changes: dict[str, Any]
 ) -> Retry:
     """End the run as `VisibilityTask.retry` does; `changes` are its other arguments."""
-    exc = instance_of(exc)
+    exc = _as_raised(exc)
     limit = task.request.visibility_given_limit = changes["max_retries"]
     countdown = _seconds_until(task, eta) if countdown is None else countdown
     if _needs_a_message(task, countdown, changes):
@@ -217,7 +217,7 @@ def _retry_by_publishing(
         forget_given_limit(task)
 
 
-def instance_of(exc: Any) -> Any:
+def _as_raised(exc: Any) -> Any:
     """The exception that a task gave to `self.retry()`; a class is called, as by `raise`."""
     if isinstance(exc, type) and issubclass(exc, BaseException):
         with suppress(TypeError):  # it takes arguments

@@ -7,14 +7,14 @@ import threading
 from collections import defaultdict
 from dataclasses import dataclass
 
-from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage
+from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.awaited_payloads import fetch
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.settle.rejection import rejected
-from celery_sqs_visibility.errors import SQSError, UnavailableError
+from celery_sqs_visibility.errors import SQSError, UnavailableError, UnreadableError
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, PayloadPointer, pointer_in
@@ -51,15 +51,30 @@ class FetchedMessages:
     def __len__(self) -> int:
         return len(self._fetched)
 
-    def with_payload(
-        self, message: ReceivedMessage, queue: Queue, called: float
-    ) -> tuple[PayloadPointer | None, ReceivedMessage]:
-        """Fetch the payload from S3, if it is there. Returns the pointer, if any, and the message. Blocks.
+    def fetch(self, queue: Queue, wanted: ReceiveOptions) -> ReceivedMessage | None:
+        """Receive a message, with its payload from S3, if it is there; `None` if there is no message. Blocks.
 
         Raises:
-            UnreadableError: there is no such payload.
-            SQSError: S3 does not return it while the message is hidden.
+            ValueError: there is no such payload.
+            SQSError: SQS does not answer, or S3 not while the message is hidden.
         """
+        called = self._clock.monotonic()
+        for received in queue.sqs.receive(queue.url, 1, 0, wanted):
+            try:
+                pointer, message = self._with_payload(received, queue, called)
+            except UnreadableError as error:
+                raise ValueError(f"a message of queue {queue.name!r} cannot be read: {error}") from error
+            with self._lock:
+                self._forget_lapsed()
+                fetched = FetchedMessage(queue, self._deadline(queue, called), pointer)
+                self._fetched[message["ReceiptHandle"]] = fetched
+            return message
+        return None
+
+    def _with_payload(
+        self, message: ReceivedMessage, queue: Queue, called: float
+    ) -> tuple[PayloadPointer | None, ReceivedMessage]:
+        """Fetch the payload from S3, if it is there. Returns the pointer, if any, and the message."""
         readable = self._payloads.readable if self._payloads else NO_PAYLOADS
         pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), readable)
         if pointer is None or self._payloads is None:
@@ -73,12 +88,6 @@ class FetchedMessages:
                 )
 
         return pointer, {**message, "Body": fetch(self._payloads.objects, pointer, in_time)}
-
-    def add(self, handle: str, queue: Queue, called: float, pointer: PayloadPointer | None = None) -> None:
-        """Add the message of this handle, from a receive that began at the monotonic instant `called`."""
-        with self._lock:
-            self._forget_lapsed()
-            self._fetched[handle] = FetchedMessage(queue, self._deadline(queue, called), pointer)
 
     def acknowledge(self, handle: str) -> bool:
         """Delete the message."""

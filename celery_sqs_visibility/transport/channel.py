@@ -31,7 +31,7 @@ from celery_sqs_visibility.command_line import ends_command
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.publish.blocks import batched
 from celery_sqs_visibility.delivery.publish.retries import PublishAttempts, until_deadline
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnreadableError
+from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
@@ -378,23 +378,16 @@ class Channel(virtual.Channel):
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
         """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
-        context, fetched = self.context, self._fetched
-        if fetched is None:
+        context = self.context
+        if self._fetched is None:
             from celery_sqs_visibility.transport.basic_get import FetchedMessages  # noqa: PLC0415
 
-            fetched = self._fetched = FetchedMessages(
-                context.options.for_queue, SYSTEM_CLOCK, context.payloads
-            )
+            self._fetched = FetchedMessages(context.options.for_queue, SYSTEM_CLOCK, context.payloads)
         source = context.queues.find_or_create(queue)
-        called = SYSTEM_CLOCK.monotonic()
-        for received in source.sqs.receive(source.url, 1, 0, context.receive_options_of(queue)):
-            try:
-                pointer, message = fetched.with_payload(received, source, called)
-            except UnreadableError as error:
-                raise ValueError(f"a message of queue {queue!r} cannot be read: {error}") from error
-            fetched.add(message["ReceiptHandle"], source, called, pointer)
-            return context.decode_any_message(source, message).payload
-        raise Empty
+        message = self._fetched.fetch(source, context.receive_options_of(queue))
+        if message is None:
+            raise Empty
+        return context.decode_any_message(source, message).payload
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
         """Delete the message. Any thread; makes a request only if `basic_get` fetched the message."""
