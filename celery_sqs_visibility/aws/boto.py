@@ -7,7 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import finalize
 
-from celery_sqs_visibility.aws.client_factory import SHORT_WAIT_SECONDS, Purpose, new_client, unknown_region
+from celery_sqs_visibility.aws.client_factory import (
+    SHORT_WAIT_SECONDS,
+    ClientPurpose,
+    new_client,
+    unknown_region,
+)
 from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wrong_settings
 from celery_sqs_visibility.aws.fast_requests import Caller
 from celery_sqs_visibility.aws.port import SQS, BatchResult, Location, MoveTask
@@ -46,7 +51,7 @@ class BotoSQS(SQS):
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         # Written under SESSIONS, read without it: looking up a key is atomic.
-        self._callers: dict[tuple[int, Purpose], Caller] = {}
+        self._callers: dict[tuple[int, ClientPurpose], Caller] = {}
         finalize(self, _close, self._callers).atexit = False  # threads may still use them at exit
         self._answered = False  # until SQS answers for the first time
         self._reached = (0, 0.0)  # process id, and the monotonic instant until which it holds; replaced whole
@@ -58,7 +63,7 @@ class BotoSQS(SQS):
         """Make a client if there is none: only botocore knows the region and endpoint of the settings."""
         action = "GetQueueUrl"  # usually the first request, which needs this client anyway
         try:
-            meta = self._caller(Purpose.SETTLE, action).client.meta
+            meta = self._caller(ClientPurpose.SETTLE, action).client.meta
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = translate(exc, action)
             raise error from error.__cause__ or exc
@@ -71,7 +76,7 @@ class BotoSQS(SQS):
             return
         caller: Caller | None = None
         try:
-            caller = self._caller(Purpose.SETTLE, "connect")
+            caller = self._caller(ClientPurpose.SETTLE, "connect")
             connect(caller.client)
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, "connect"), caller)
@@ -94,11 +99,11 @@ class BotoSQS(SQS):
             MessageAttributeNames=list(options.message_attributes) or None,
             ReceiveRequestAttemptId=options.attempt_id,
         )
-        purpose = Purpose.SHORT_POLL if wait <= SHORT_WAIT_SECONDS else Purpose.RECEIVE
+        purpose = ClientPurpose.SHORT_POLL if wait <= SHORT_WAIT_SECONDS else ClientPurpose.RECEIVE
         return self._call("ReceiveMessage", params, lambda answer: list(answer.get("Messages", [])), purpose)
 
     def discard_idle_connections(self) -> None:
-        for purpose in Purpose:
+        for purpose in ClientPurpose:
             caller = self._callers.get((os.getpid(), purpose))
             if caller is not None:
                 caller.close()  # only idle connections: it stays usable
@@ -110,7 +115,7 @@ class BotoSQS(SQS):
         self, queue_url: str, changes: Sequence[tuple[str, int]], *, urgent: bool = False
     ) -> BatchResult:
         entries = [{"ReceiptHandle": handle, "VisibilityTimeout": seconds} for handle, seconds in changes]
-        purpose = Purpose.EXTEND_SOON if urgent else Purpose.SETTLE
+        purpose = ClientPurpose.EXTEND_SOON if urgent else ClientPurpose.SETTLE
         return self._batch("ChangeMessageVisibilityBatch", queue_url, entries, purpose)
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
@@ -119,7 +124,7 @@ class BotoSQS(SQS):
             "SendMessage",
             params,
             lambda answer: str(answer["MessageId"]),
-            Purpose.PUBLISH,
+            ClientPurpose.PUBLISH,
             is_json=not message.attributes,
         )
 
@@ -127,7 +132,7 @@ class BotoSQS(SQS):
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
         entries = [_entry(message) for message in messages]
-        purpose = Purpose.PUBLISH if urgent else Purpose.PUBLISH_BATCH
+        purpose = ClientPurpose.PUBLISH if urgent else ClientPurpose.PUBLISH_BATCH
         is_json = not any(message.attributes for message in messages)  # attributes may have bytes
         return self._batch("SendMessageBatch", queue_url, entries, purpose, is_json=is_json)
 
@@ -138,7 +143,7 @@ class BotoSQS(SQS):
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         params = _set(QueueName=name, Attributes=dict(attributes) or None, tags=dict(tags) or None)
         try:
-            return self._call("CreateQueue", params, _queue_url, Purpose.PUBLISH)
+            return self._call("CreateQueue", params, _queue_url, ClientPurpose.PUBLISH)
         except RequestRefusedError as error:
             if error.code not in {"QueueAlreadyExists", "QueueNameExists"}:  # the codes of both protocols
                 raise
@@ -196,7 +201,7 @@ class BotoSQS(SQS):
         action: str,
         queue_url: str,
         entries: Sequence[Mapping[str, Any]],
-        purpose: Purpose = Purpose.SETTLE,
+        purpose: ClientPurpose = ClientPurpose.SETTLE,
         *,
         is_json: bool = True,
     ) -> BatchResult:
@@ -210,7 +215,7 @@ class BotoSQS(SQS):
         action: str,
         params: Mapping[str, Any],
         read: Callable[[Mapping[str, Any]], T],
-        purpose: Purpose = Purpose.SETTLE,
+        purpose: ClientPurpose = ClientPurpose.SETTLE,
         *,
         is_json: bool = True,
     ) -> T:
@@ -248,7 +253,7 @@ class BotoSQS(SQS):
             return unknown_region(caller.client) or error
         return error
 
-    def _caller(self, purpose: Purpose, action: str) -> Caller:
+    def _caller(self, purpose: ClientPurpose, action: str) -> Caller:
         key = os.getpid(), purpose
         caller = self._callers.get(key)
         if caller is None:
@@ -257,14 +262,14 @@ class BotoSQS(SQS):
                 self._callers[key] = caller
         return caller
 
-    def _new_caller(self, purpose: Purpose, action: str) -> Caller:
+    def _new_caller(self, purpose: ClientPurpose, action: str) -> Caller:
         try:
             return Caller(new_client(self._settings, purpose))
         except (TypeError, ValueError) as exc:  # a bad endpoint, region or option
             raise wrong_settings(exc, action) from None
 
 
-def _close(callers: Mapping[tuple[int, Purpose], Caller]) -> None:
+def _close(callers: Mapping[tuple[int, ClientPurpose], Caller]) -> None:
     """Close this process's connections. Takes no lock, because a finalizer may run while any lock is held."""
     for (pid, _), caller in callers.items():
         if pid == os.getpid():

@@ -51,7 +51,7 @@ SHORT_WAIT_SECONDS: Final = 1
 
 
 @unique
-class Purpose(Enum):
+class ClientPurpose(Enum):
     """What a client is used for; the value is its read timeout in seconds. By default nothing is retried."""
 
     #: Long polls. The receiver retries.
@@ -78,14 +78,14 @@ class Purpose(Enum):
 
 
 @overload
-def new_client(settings: ClientSettings, purpose: Purpose) -> SQSClient: ...
+def new_client(settings: ClientSettings, purpose: ClientPurpose) -> SQSClient: ...
 @overload
-def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["s3"]) -> S3Client: ...
+def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Literal["s3"]) -> S3Client: ...
 @overload
-def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["sns"]) -> SNSClient: ...
+def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Literal["sns"]) -> SNSClient: ...
 @overload
-def new_client(settings: ClientSettings, purpose: Purpose, service: Literal["cloudwatch"]) -> Any: ...
-def new_client(settings: ClientSettings, purpose: Purpose, service: Any = "sqs") -> Any:
+def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Literal["cloudwatch"]) -> Any: ...
+def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Any = "sqs") -> Any:
     """Create a client with its own session. Threads may share the client, processes may not. Any thread.
 
     The endpoint in the settings applies to SQS and SNS only. Makes no request to the service, but boto3 may
@@ -195,7 +195,7 @@ def _keepalive_options() -> list[tuple[int, int, int]]:
     ]
 
 
-def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> Config:
+def _config(settings: ClientSettings, purpose: ClientPurpose, app_id: str | None) -> Config:
     """Merge the user's options with ours. Theirs win, except where our own loops depend on a value.
 
     `app_id` is the one that the environment or profile sets for the user agent.
@@ -204,19 +204,19 @@ def _config(settings: ClientSettings, purpose: Purpose, app_id: str | None) -> C
 
     users = settings.config_options()
     options = {"connect_timeout": 3, "read_timeout": purpose.read_seconds, **users}
-    if purpose is not Purpose.PUBLISH or "retries" not in users:
+    if purpose is not ClientPurpose.PUBLISH or "retries" not in users:
         # A hidden second attempt would outlast the deadline that our loops retry against. "adaptive", which
         # may be set for the whole machine, slows a client down after a throttled answer, and only botocore's
         # own retries speed it up again.
         options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
-    if purpose is Purpose.RECEIVE:
+    if purpose is ClientPurpose.RECEIVE:
         # At least this: a poll that the client aborts still receives messages, and nobody gets them. `None`
         # would let threads hang on dead connections for ever.
         options["read_timeout"] = max(options["read_timeout"] or 0, purpose.read_seconds)
-    if purpose is Purpose.SHORT_POLL:
+    if purpose is ClientPurpose.SHORT_POLL:
         # At most this: hanging threads accumulate for as long as nothing answers.
         options["read_timeout"] = purpose.read_seconds
-    if purpose is Purpose.EXTEND_SOON:
+    if purpose is ClientPurpose.EXTEND_SOON:
         # At most this, or the message becomes visible before the next attempt.
         options["connect_timeout"] = options["read_timeout"] = purpose.read_seconds
     options["max_pool_connections"] = max(users.get("max_pool_connections") or 0, POOL_CONNECTIONS)

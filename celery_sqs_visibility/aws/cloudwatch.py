@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import ProcessClients
@@ -45,7 +45,7 @@ class CloudWatch:
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._clients = ProcessClients[Any](lambda: new_client(settings, Purpose.PUBLISH, "cloudwatch"))
+        self._clients = ProcessClients[Any](lambda: new_client(settings, ClientPurpose.PUBLISH, "cloudwatch"))
 
     def location(self) -> Location:
         """Return where requests go, without a request."""

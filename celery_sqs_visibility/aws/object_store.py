@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from celery_sqs_visibility.aws.breaker import Breaker
-from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.error_codes import is_unanswered, reword, translate, translate_entry
 from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.aws.process_lock import ProcessClients
@@ -74,7 +74,7 @@ class S3ObjectStore(ObjectStore):
 
     def __init__(self, settings: ClientSettings, bucket: str) -> None:
         self._bucket = bucket
-        self._clients = ProcessClients(lambda: new_client(settings, Purpose.PAYLOAD, "s3"))
+        self._clients = ProcessClients(lambda: new_client(settings, ClientPurpose.PAYLOAD, "s3"))
 
     @property
     def bucket(self) -> str:

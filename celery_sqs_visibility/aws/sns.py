@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate, wrong_settings
 from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import ClockSkewError, CredentialsRefusedError, RequestRefusedError
@@ -35,7 +35,7 @@ class SNS:
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._clients = ProcessClients[Any](lambda: new_client(self._settings, Purpose.PUBLISH, "sns"))
+        self._clients = ProcessClients[Any](lambda: new_client(self._settings, ClientPurpose.PUBLISH, "sns"))
 
     def create_topic(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         """CreateTopic: returns the ARN, of the existing topic if there is one with equal parameters."""

@@ -38,7 +38,7 @@ from support.ends import CELERY
 from support.private_names import PACKAGE, modules, names_of_others, replaced_methods
 
 from celery_sqs_visibility.aws import topics
-from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.topics import allow_topics
 from celery_sqs_visibility.contacts.botocore import registrations_of
@@ -585,7 +585,9 @@ def test_boto3s_clients_have_the_parts_that_requests_are_made_with():
     assert callable(botocore.endpoint.convert_to_response_dict)
     assert callable(botocore.parsers.create_parser)
     assert callable(botocore.credentials.create_assume_role_refresher)
-    client = new_client(ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), Purpose.SETTLE)
+    client = new_client(
+        ClientSettings("eu-west-1", access_key_id="a", secret_access_key="b"), ClientPurpose.SETTLE
+    )
     assert callable(client._endpoint.http_session.send)
     assert isinstance(client._endpoint.http_session._socket_options, list)
     assert registrations_of(client) is client.meta.events._emitter._lookup_cache

@@ -16,7 +16,7 @@ from support.proxy import FaultProxy
 
 from celery_sqs_visibility.aws import boto
 from celery_sqs_visibility.aws.boto import BotoSQS
-from celery_sqs_visibility.aws.client_factory import Purpose
+from celery_sqs_visibility.aws.client_factory import ClientPurpose
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import (
@@ -86,7 +86,9 @@ def test_each_use_has_a_client_of_its_own(clients):
         sqs.change_visibility("u", [("handle", 1)], urgent=True)
         sqs.send("u", OutgoingMessage("x"))
         sqs.send_batch("u", [OutgoingMessage("x")])
-    assert [client.purpose for client in clients] == [p for p in Purpose if p is not Purpose.PAYLOAD]
+    assert [client.purpose for client in clients] == [
+        p for p in ClientPurpose if p is not ClientPurpose.PAYLOAD
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from botocore.validate import ParamValidationDecorator
 
 from celery_sqs_visibility.aws.client_factory import (
     KEEPALIVE,
-    Purpose,
+    ClientPurpose,
     _warn_of_default_region,
     new_client,
     unknown_region,
@@ -26,7 +26,7 @@ KEYS = {"access_key_id": "AKIAEXAMPLE", "secret_access_key": "hush"}
 UNSET = object()
 
 
-def client_of(purpose=Purpose.SETTLE, region=None, endpoint_url=None, *, use_ssl=True, **options):
+def client_of(purpose=ClientPurpose.SETTLE, region=None, endpoint_url=None, *, use_ssl=True, **options):
     config = frozen_config(options)
     return new_client(ClientSettings(region, endpoint_url, **KEYS, use_ssl=use_ssl, config=config), purpose)
 
@@ -34,20 +34,20 @@ def client_of(purpose=Purpose.SETTLE, region=None, endpoint_url=None, *, use_ssl
 @pytest.mark.parametrize(
     ("purpose", "given", "used"),
     [
-        (Purpose.RECEIVE, UNSET, 30),
-        (Purpose.SHORT_POLL, UNSET, 6),
-        (Purpose.SETTLE, UNSET, 4),
-        (Purpose.PUBLISH, UNSET, 5),
-        (Purpose.PUBLISH_BATCH, UNSET, 10),
-        (Purpose.SETTLE, 7, 7),
-        (Purpose.PUBLISH, 7, 7),
-        (Purpose.RECEIVE, 5, 30),  # never cut off
-        (Purpose.RECEIVE, 60, 60),
-        (Purpose.RECEIVE, None, 30),  # never endless
-        (Purpose.SHORT_POLL, 1, 6),
-        (Purpose.SHORT_POLL, 60, 6),  # soon over
-        (Purpose.SHORT_POLL, None, 6),
-        (Purpose.EXTEND_SOON, 60, 1.5),  # in time for another try
+        (ClientPurpose.RECEIVE, UNSET, 30),
+        (ClientPurpose.SHORT_POLL, UNSET, 6),
+        (ClientPurpose.SETTLE, UNSET, 4),
+        (ClientPurpose.PUBLISH, UNSET, 5),
+        (ClientPurpose.PUBLISH_BATCH, UNSET, 10),
+        (ClientPurpose.SETTLE, 7, 7),
+        (ClientPurpose.PUBLISH, 7, 7),
+        (ClientPurpose.RECEIVE, 5, 30),  # never cut off
+        (ClientPurpose.RECEIVE, 60, 60),
+        (ClientPurpose.RECEIVE, None, 30),  # never endless
+        (ClientPurpose.SHORT_POLL, 1, 6),
+        (ClientPurpose.SHORT_POLL, 60, 6),  # soon over
+        (ClientPurpose.SHORT_POLL, None, 6),
+        (ClientPurpose.EXTEND_SOON, 60, 1.5),  # in time for another try
     ],
 )
 @pytest.mark.parametrize("mode", [None, "adaptive"])
@@ -60,7 +60,7 @@ def test_each_purpose_has_its_timeouts_and_one_attempt(monkeypatch, purpose, giv
 
 
 def test_a_second_client_reads_no_description_of_services_again(monkeypatch):
-    client_of(Purpose.RECEIVE)
+    client_of(ClientPurpose.RECEIVE)
     read = []
     load_file = JSONFileLoader.load_file
 
@@ -69,11 +69,11 @@ def test_a_second_client_reads_no_description_of_services_again(monkeypatch):
         return load_file(self, path)
 
     monkeypatch.setattr(JSONFileLoader, "load_file", note)
-    client_of(Purpose.SETTLE)
+    client_of(ClientPurpose.SETTLE)
     assert read == []
 
 
-@pytest.mark.parametrize("purpose", Purpose)
+@pytest.mark.parametrize("purpose", ClientPurpose)
 def test_every_client_is_fit_for_many_threads_and_silent_peers(purpose):
     client = client_of(purpose, max_pool_connections=5, user_agent_extra="mine")
     config = client.meta.config
@@ -91,8 +91,11 @@ def test_every_client_is_fit_for_many_threads_and_silent_peers(purpose):
 @pytest.mark.parametrize(
     ("purpose", "retries"),
     [
-        (Purpose.SETTLE, {"mode": "standard", "total_max_attempts": 1}),  # by entry, against the deadline
-        (Purpose.PUBLISH, {"mode": "adaptive", "total_max_attempts": 8}),
+        (
+            ClientPurpose.SETTLE,
+            {"mode": "standard", "total_max_attempts": 1},
+        ),  # by entry, against the deadline
+        (ClientPurpose.PUBLISH, {"mode": "adaptive", "total_max_attempts": 8}),
     ],
 )
 def test_the_users_options_win_where_they_may(purpose, retries):
@@ -154,7 +157,7 @@ def warnings(caplog):
 
 @pytest.mark.parametrize("endpoint", [None, "https://vpce-1.sqs.eu-west-1.vpce.amazonaws.com"])
 def test_a_region_that_nobody_configured_is_warned_of_once_a_process(warnings, endpoint):
-    for purpose in Purpose:
+    for purpose in ClientPurpose:
         client_of(purpose, endpoint_url=endpoint)
     (warning,) = warnings.messages
     assert warning.startswith("no AWS region is configured: queues are looked for in us-east-1")

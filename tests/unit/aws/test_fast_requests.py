@@ -27,7 +27,7 @@ from moto.core.models import botocore_stubber
 from support.faults import Answer, Disconnected, error, json_answer
 from support.proxy import FaultProxy
 
-from celery_sqs_visibility.aws.client_factory import Purpose, new_client
+from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 from celery_sqs_visibility.aws.error_codes import translate
 from celery_sqs_visibility.aws.fast_requests import MAX_MISTAKES, Caller, FastRequests, SignedForm
@@ -82,7 +82,7 @@ def make_caller(server, without_moto):
         keys = {"access_key_id": "AKIDEXAMPLE", "secret_access_key": "hush", "session_token": token}
         url = server.proxy.url + path
         settings = ClientSettings("eu-west-1", url, **keys, config=frozen_config(config))
-        callers.append(Caller(new_client(settings, Purpose.SETTLE)))
+        callers.append(Caller(new_client(settings, ClientPurpose.SETTLE)))
         return callers[-1]
 
     yield make
@@ -562,7 +562,7 @@ def test_the_client_makes_all_requests_that_it_is_to_try_several_times(server):
         secret_access_key="hush",
         config=frozen_config({"retries": {"max_attempts": 2}}),
     )
-    caller = Caller(new_client(settings, Purpose.PUBLISH))
+    caller = Caller(new_client(settings, ClientPurpose.PUBLISH))
     server.answer = STORED
     for _ in range(3):
         caller.call("SendMessage", {"QueueUrl": "u", "MessageBody": "b"})
@@ -572,7 +572,7 @@ def test_the_client_makes_all_requests_that_it_is_to_try_several_times(server):
 
 def test_motos_mock_answers_fast_requests():
     with mock_aws():
-        caller = Caller(new_client(ClientSettings("us-east-1"), Purpose.SETTLE))
+        caller = Caller(new_client(ClientSettings("us-east-1"), ClientPurpose.SETTLE))
         url = caller.call("CreateQueue", {"QueueName": "q"})["QueueUrl"]
         for body in ("first", "second"):
             caller.call("SendMessage", {"QueueUrl": url, "MessageBody": body})
