@@ -29,7 +29,7 @@ HANDOVER_LATE_SECONDS: Final = 60.0
 FORGOTTEN_SECONDS: Final = 120.0
 
 
-class Phase(enum.Enum):
+class WorkerPhase(enum.Enum):
     """Where a worker is between its start and its end."""
 
     STARTING = "starting"
@@ -89,7 +89,7 @@ class WorkerFacts:
         forgotten: seconds for which it has held only messages that no part of it will run or give back.
     """
 
-    phase: Phase
+    phase: WorkerPhase
     loop: float = 0.0
     processes: int | None = None
     polls: tuple[PollingFacts, ...] = ()
@@ -109,7 +109,7 @@ class Verdict:
 
 def liveness(facts: WorkerFacts) -> Verdict:
     """Judge whether the worker makes progress; if not, a restart helps."""
-    if facts.phase is not Phase.RUNNING:
+    if facts.phase is not WorkerPhase.RUNNING:
         return Verdict(ok=True, reason=f"live: {facts.phase.value}")
     if trouble := "; ".join(_stuck(facts)):
         return Verdict(ok=False, reason=f"stuck: {trouble}")
@@ -121,9 +121,9 @@ def readiness(facts: WorkerFacts) -> Verdict:
     alive = liveness(facts)
     if not alive.ok:
         return alive
-    if facts.phase is Phase.STARTING:
+    if facts.phase is WorkerPhase.STARTING:
         return _not_ready("it has not connected; it waits for its queues, or for SQS")
-    if facts.phase is Phase.STOPPING:
+    if facts.phase is WorkerPhase.STOPPING:
         return _not_ready("it shuts down")
     if trouble := "; ".join(_waits(facts)):
         return _not_ready(trouble)

@@ -16,7 +16,14 @@ from celery_sqs_visibility.contacts.pool import processes_of
 from celery_sqs_visibility.delivery.threads import snapshot
 from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.health import Phase, Verdict, WaitingFacts, WorkerFacts, liveness, readiness
+from celery_sqs_visibility.policy.health import (
+    Verdict,
+    WaitingFacts,
+    WorkerFacts,
+    WorkerPhase,
+    liveness,
+    readiness,
+)
 
 
 class WorkerHealth:
@@ -42,17 +49,17 @@ class WorkerHealth:
         """The worker just now."""
         consumer = self._consumer
         if _is_stopping(consumer):
-            return WorkerFacts(Phase.STOPPING)
+            return WorkerFacts(WorkerPhase.STOPPING)
         connection = consumer.connection
         if connection is None or consumer.blueprint.state != RUN:
-            return WorkerFacts(Phase.STARTING)
+            return WorkerFacts(WorkerPhase.STARTING)
         transport, now = connection.transport, SYSTEM_CLOCK.monotonic()
         queue_consumers = snapshot(transport.context.receiving.worker_queue_consumers)
         if not queue_consumers:
-            return WorkerFacts(Phase.STARTING)
+            return WorkerFacts(WorkerPhase.STARTING)
         living, wanted = _processes(consumer.pool)
         return WorkerFacts(
-            Phase.RUNNING,
+            WorkerPhase.RUNNING,
             transport.context.receiving.loop_late(transport.buffer.looped_at, now),
             living,
             tuple(facts for each in queue_consumers for facts in each.polling_facts(now)),

@@ -16,8 +16,8 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.health import (
     FORGOTTEN_SECONDS,
     LATE_SECONDS,
-    Phase,
     WorkerFacts,
+    WorkerPhase,
     liveness,
 )
 
@@ -32,7 +32,7 @@ def look(world, seconds=FORGOTTEN_SECONDS + 1):
 
 
 def is_live(world, **facts):
-    return liveness(WorkerFacts(Phase.RUNNING, **facts)).ok
+    return liveness(WorkerFacts(WorkerPhase.RUNNING, **facts)).ok
 
 
 def test_a_message_that_neither_could_be_handed_over_nor_settled_is_given_back(world, queue, monkeypatch):
@@ -135,6 +135,6 @@ def test_a_supervisor_that_hangs_is_late_and_the_probe_does_not_wait(world, queu
     facts = {"polls": world.consumer.polling_facts(now), "duties": world.consumer.duty_facts(now)}
     go_on.set()
     thread.join(SOON)
-    verdict = liveness(WorkerFacts(Phase.RUNNING, **facts))
+    verdict = liveness(WorkerFacts(WorkerPhase.RUNNING, **facts))
     assert not verdict.ok
     assert "replaces threads that hang" in verdict.reason

@@ -15,7 +15,7 @@ from celery.worker import state
 
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.health import DutyFacts, Phase, PollingFacts
+from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts, WorkerPhase
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 
@@ -68,9 +68,9 @@ def test_a_task_of_a_solo_pool_may_have_the_main_thread_for_as_long_as_it_takes(
 
 def test_a_worker_without_a_connection_or_a_queue_starts(consumer):
     consumer.connection.transport.context.receiving.worker_queue_consumers = []
-    assert WorkerHealth(consumer).facts().phase is Phase.STARTING
+    assert WorkerHealth(consumer).facts().phase is WorkerPhase.STARTING
     consumer.connection = None
-    assert WorkerHealth(consumer).facts().phase is Phase.STARTING
+    assert WorkerHealth(consumer).facts().phase is WorkerPhase.STARTING
 
 
 @pytest.mark.parametrize("told", ["a signal", "a closing consumer"])
@@ -79,7 +79,7 @@ def test_a_worker_that_was_told_to_stops(consumer, monkeypatch, told):
         monkeypatch.setattr(state, "should_stop", 0)
     else:
         consumer.blueprint.state = CLOSE
-    assert WorkerHealth(consumer).facts().phase is Phase.STOPPING
+    assert WorkerHealth(consumer).facts().phase is WorkerPhase.STOPPING
 
 
 def test_processes_that_have_ended_do_not_count_and_are_left_to_the_pool(consumer, child):

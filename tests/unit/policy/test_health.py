@@ -13,16 +13,16 @@ from celery_sqs_visibility.policy.health import (
     LATE_SECONDS,
     POLL_LATE_SECONDS,
     DutyFacts,
-    Phase,
     PollingFacts,
     WaitingFacts,
     WorkerFacts,
+    WorkerPhase,
     liveness,
     readiness,
 )
 
 WELL = WorkerFacts(
-    Phase.RUNNING, processes=2, polls=(PollingFacts("orders"),), duties=(DutyFacts("extends messages"),)
+    WorkerPhase.RUNNING, processes=2, polls=(PollingFacts("orders"),), duties=(DutyFacts("extends messages"),)
 )
 STUCK = {
     "Celery's main thread has not come round its event loop for 31 s": {"loop": LATE_SECONDS + 1},
@@ -45,7 +45,7 @@ NOT_READY = {
 seconds = st.floats(0, 10_000)
 facts = st.builds(
     WorkerFacts,
-    st.sampled_from(Phase),
+    st.sampled_from(WorkerPhase),
     seconds,
     st.none() | st.integers(0, 9),
     st.lists(st.builds(PollingFacts, st.text(), seconds, st.booleans(), st.text(), st.booleans())).map(tuple),
@@ -97,7 +97,7 @@ def test_tasks_wait_as_long_as_none_begins_and_one_is_the_same(earlier, later, s
     assert facts[1].still(facts[0]) is still
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.STOPPING])
+@pytest.mark.parametrize("phase", [WorkerPhase.STARTING, WorkerPhase.STOPPING])
 def test_at_its_start_and_its_end_a_worker_lives_and_is_not_ready(phase):
     facts = WorkerFacts(phase)
     assert liveness(facts).reason == f"live: {phase.value}"
