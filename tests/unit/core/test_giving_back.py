@@ -89,6 +89,7 @@ def test_what_arrives_late_is_hidden_until_polls_that_began_before_are_over(
 
 def test_what_this_consumer_gave_back_goes_on_at_once_until_the_next_pause_or_the_end(state):
     one, other = message(), message(B)
+    state.pause("a")  # nothing was given back before
     state.note([one, other])
     late = [state.late(each, NOW, WAIT, NOW) for each in (one, other)]
     assert late == [RELEASE, RELEASE]
