@@ -9,11 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 from celery import states
-from celery.backends.cache import CacheBackend
-from celery.backends.filesystem import FilesystemBackend
 from support.factories import trace
 
-from celery_sqs_visibility.contacts.app import counts_ends
 from celery_sqs_visibility.task import chord_end
 
 
@@ -164,20 +161,3 @@ def test_that_a_member_was_counted_and_could_not_be_noted_is_logged(app, members
     monkeypatch.setattr(app.backend, "set", fail)
     assert chord.run(0) is None
     assert f"task member[{chord.key}] was counted for its chord, but not noted" in caplog.text
-
-
-class Redis56:
-    _chord_zset = True
-
-
-class Redis57(Redis56):
-    def _chord_publish_claim_expires(self, seconds, _body):
-        return seconds
-
-
-@pytest.mark.parametrize(
-    ("backend", "counts"),
-    [(CacheBackend, True), (FilesystemBackend, False), (Redis56, True), (Redis57, False)],
-)
-def test_what_counts_members_itself_or_polls_is_asked_nothing(backend, counts):
-    assert counts_ends(object.__new__(backend)) is counts

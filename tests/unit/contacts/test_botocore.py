@@ -21,7 +21,7 @@ URL = "https://sqs.us-east-1.amazonaws.com/123456789012/celery"
 
 
 @pytest.fixture(autouse=True)
-def connections(monkeypatch):
+def connections(monkeypatch, tmp_path):
     """Connections and look-ups of hosts that were tried. All are refused, as where there is no network."""
     tried = []
 
@@ -31,6 +31,7 @@ def connections(monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
