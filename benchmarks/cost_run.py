@@ -82,7 +82,7 @@ class Supply:
         for number in range(messages):
             app.tasks["noop"].apply_async([number], queue=queues[number % len(queues)])
         self._stock = {}
-        for url, queue in sqs._queues.items():
+        for url, queue in sqs.queues.items():
             if url.rpartition("/")[2] in queues:
                 sent = [
                     what["message"]
@@ -99,7 +99,7 @@ class Supply:
 
     @property
     def left(self):
-        return sum(len(self._sqs._queues[url].messages) for url in self._stock)
+        return sum(len(self._sqs.queues[url].messages) for url in self._stock)
 
     def work(self, consumer):
         """What the threads do: settle what is due, then poll."""

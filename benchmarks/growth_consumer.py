@@ -26,7 +26,7 @@ class Consumer:
         """Send and receive them, ten a request, that many seconds apart; the deliveries."""
         for _ in range(0, messages, TOGETHER):
             for _ in range(TOGETHER):
-                self.sqs._queues[self.queue.url].send(OutgoingMessage("task"), self.sqs._now())
+                self.sqs.queues[self.queue.url].send(OutgoingMessage("task"), self.sqs._now())
             self.take()
             worlds.advance(seconds)
         return self.own.held()

@@ -56,7 +56,7 @@ class Stock(cost_run.Supply):
             if self.groups:
                 group, unique = f"group{number % self.groups}", str(next(self._numbers))
                 message = replace(message, group_id=group, deduplication_id=unique)
-            self._sqs._queues[url].send(message, self._sqs._now())
+            self._sqs.queues[url].send(message, self._sqs._now())
 
     def work(self, consumer):
         """What the threads do: settle what is due, then each polls, if it has capacity."""
@@ -66,7 +66,7 @@ class Stock(cost_run.Supply):
             while threads.send_next():
                 worlds.advance(worlds.LATENCY_SECONDS)
         for receiver in consumer._receivers.all():
-            if self._sqs._queues[receiver.queue.url].messages:
+            if self._sqs.queues[receiver.queue.url].messages:
                 receiver.lane.send_next()
 
     def idle(self, consumer, seconds):
@@ -257,7 +257,7 @@ def retries(measure, size):
     consumer.settle()
     measure.weigh()
     (receiver,) = consumer.own._receivers.all()
-    while measure.sqs._queues[consumer.queue.url].messages:
+    while measure.sqs.queues[consumer.queue.url].messages:
         worlds.advance(max(0.0, receiver._polls.schedule.next_poll() - worlds.Clock.monotonic()))
         receiver.replace_stuck(worlds.Clock.monotonic())
         consumer.take()

@@ -49,7 +49,7 @@ class BotoSQS(SQS):
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
+        self.settings = settings
         # Written under SESSIONS, read without it: looking up a key is atomic.
         self._callers: dict[tuple[int, ClientPurpose], Caller] = {}
         finalize(self, _close, self._callers).atexit = False  # threads may still use them at exit
@@ -57,7 +57,7 @@ class BotoSQS(SQS):
         self._reached = (0, 0.0)  # process id, and the monotonic instant until which it holds; replaced whole
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._settings!r})"
+        return f"{type(self).__name__}({self.settings!r})"
 
     def location(self) -> Location:
         """Make a client if there is none: only botocore knows the region and endpoint of the settings."""
@@ -241,7 +241,7 @@ class BotoSQS(SQS):
         """Replace or reset a client that may have caused the error. Returns the error to raise."""
         if isinstance(error, CredentialsRefusedError) and not isinstance(error, ClockSkewError):
             # Only new clients read rotated credentials. The first thread that failed replaces them.
-            if self._settings.renewable and caller in self._callers.values():
+            if self.settings.renewable and caller in self._callers.values():
                 self.close()
         elif error.code in {"ReadTimeoutError", "ConnectTimeoutError"} and caller is not None:
             caller.close()  # its idle connections may be dead too
@@ -264,7 +264,7 @@ class BotoSQS(SQS):
 
     def _new_caller(self, purpose: ClientPurpose, action: str) -> Caller:
         try:
-            return Caller(new_client(self._settings, purpose))
+            return Caller(new_client(self.settings, purpose))
         except (TypeError, ValueError) as exc:  # a bad endpoint, region or option
             raise wrong_settings(exc, action) from None
 

@@ -74,6 +74,7 @@ class FakeSQS(SQS):
 
     Attributes:
         calls: every call so far, as the API action and the arguments by the port's names.
+        queues: the queues by URL.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class FakeSQS(SQS):
         self._clock = clock
         self._waits = isinstance(clock, SystemClock)
         self._changed = threading.Condition()  # guards everything below
-        self._queues: dict[str, FakeQueue] = {}
+        self.queues: dict[str, FakeQueue] = {}
         self._deleted: dict[str, float] = {}  # URL to monotonic instant
         self._purged: dict[str, float] = {}  # likewise
         self._moves: dict[str, MoveTask] = {}  # the latest by source ARN
@@ -146,7 +147,7 @@ class FakeSQS(SQS):
     def _take(self, queue: FakeQueue, limit: int, options: ReceiveOptions, now: Now) -> list[StoredMessage]:
         received, dead = queue.receive(limit, options.visibility_timeout, now, options.attempt_id)
         redrive = queue.redrive
-        targets = [q for q in self._queues.values() if redrive and q.arn == redrive.dead_letter_arn]
+        targets = [q for q in self.queues.values() if redrive and q.arn == redrive.dead_letter_arn]
         for message in dead if targets else ():
             targets[0].add_dead_letter(message, queue.arn, now)
             self._changed.notify_all()
@@ -224,7 +225,7 @@ class FakeSQS(SQS):
             self._require_minute(deleted, action, sentence, "QueueDeletedRecently")
             arn = f"arn:aws:sqs:{REGION}:{ACCOUNT}:{name}"
             queue = FakeQueue(_url(name), arn, dict(attributes), tags=dict(tags))
-            return self._queues.setdefault(_url(name), queue).url
+            return self.queues.setdefault(_url(name), queue).url
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
         with self._call("GetQueueAttributes", queue_url=queue_url, names=list(names)):
@@ -255,13 +256,13 @@ class FakeSQS(SQS):
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue. Long polls that wait for the queue fail."""
         with self._call("DeleteQueue", queue_url=queue_url):
-            del self._queues[self._queue("DeleteQueue", queue_url).url]
+            del self.queues[self._queue("DeleteQueue", queue_url).url]
             self._deleted[queue_url] = self._clock.monotonic()
             self._purged.pop(queue_url, None)
 
     def list_queues(self, prefix: str) -> list[str]:
         with self._call("ListQueues", prefix=prefix):
-            return [url for url in self._queues if url.rpartition("/")[2].startswith(prefix)]
+            return [url for url in self.queues if url.rpartition("/")[2].startswith(prefix)]
 
     def queue_tags(self, queue_url: str) -> dict[str, str]:
         with self._call("ListQueueTags", queue_url=queue_url):
@@ -275,7 +276,7 @@ class FakeSQS(SQS):
         """StartMessageMoveTask. The task completes at once."""
         action = "StartMessageMoveTask"
         with self._call(action, source=source_arn, destination=destination_arn, per_second=per_second):
-            by_arn = {queue.arn: queue for queue in self._queues.values()}
+            by_arn = {queue.arn: queue for queue in self.queues.values()}
             for arn in (source_arn, destination_arn):
                 if arn not in by_arn:
                     raise refused(action, f"There is no queue {arn!r}.", "ResourceNotFoundException")
@@ -319,7 +320,7 @@ class FakeSQS(SQS):
         return BatchResult(failed)
 
     def _queue(self, action: str, queue_url: str) -> FakeQueue:
-        queue = self._queues.get(queue_url)
+        queue = self.queues.get(queue_url)
         if queue is None:
             raise _no_queue(action, queue_url)
         return queue

@@ -34,8 +34,8 @@ class SNS:
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        self._settings = settings
-        self._clients = ProcessClients[Any](lambda: new_client(self._settings, ClientPurpose.PUBLISH, "sns"))
+        self.settings = settings
+        self._clients = ProcessClients[Any](lambda: new_client(settings, ClientPurpose.PUBLISH, "sns"))
 
     def create_topic(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         """CreateTopic: returns the ARN, of the existing topic if there is one with equal parameters."""

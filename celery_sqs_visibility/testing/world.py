@@ -62,11 +62,11 @@ class MemorySQS(FakeSQS):
 
     def next_change(self, queue_url: str) -> float:
         """Seconds until the next hidden message of the queue is visible; infinity without any."""
-        return self._queues[queue_url].next_change(self._now())
+        return self.queues[queue_url].next_change(self._now())
 
     def visible(self, queue_url: str) -> int:
         """The number of visible messages of the queue."""
-        return int(self._queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
+        return int(self.queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
@@ -84,12 +84,12 @@ class MemorySQS(FakeSQS):
 
     def everything(self, queue_url: str) -> list[ReceivedMessage]:
         """All visible messages of a queue, as ReceiveMessage answers them; they stay visible."""
-        taken = self._take(self._queues[queue_url], sys.maxsize, EVERYTHING, self._now())
+        taken = self._take(self.queues[queue_url], sys.maxsize, EVERYTHING, self._now())
         return [as_received(message, EVERYTHING) for message in taken]
 
     def bodies(self, queue_url: str) -> list[str]:
         """The bodies of all messages of a queue, hidden ones included."""
-        return [message.body for message in self._queues[queue_url].messages]
+        return [message.body for message in self.queues[queue_url].messages]
 
     def delete(self, queue_url: str, handles: Any) -> BatchResult:
         if self.deletes_to_lose > 0:

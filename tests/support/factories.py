@@ -273,7 +273,7 @@ def left(queue: Queue) -> int:
 
 def show(queue: Queue) -> None:
     """Its hidden messages are visible, as a standard queue may deliver one that is hidden once more."""
-    stored = queue.sqs._queues[queue.url]
+    stored = queue.sqs.queues[queue.url]
     for message in stored.messages:
         if message.receive_count:
             message.visible_at = 0.0

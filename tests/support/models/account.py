@@ -239,7 +239,7 @@ class Account:
 
     def check_nothing_is_lost(self):
         left = {key for message in self.world.messages.values() for key in self.keys_in(message.body)}
-        graves = [self.world.sqs._queues[queue.url] for queue in self.world.graves]
+        graves = [self.world.sqs.queues[queue.url] for queue in self.world.graves]
         for letter in (letter for grave in graves for letter in grave.messages):
             moved = "DeadLetterQueueSourceArn" in letter.system
             assert moved or "reason" in described(letter.message_attributes), "a dead letter says why"

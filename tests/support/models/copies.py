@@ -82,7 +82,7 @@ class Copies:
 
     @property
     def messages(self):
-        return self.sqs._queues[self.queue.url].messages
+        return self.sqs.queues[self.queue.url].messages
 
     @property
     def exact(self):

@@ -101,7 +101,7 @@ class Holding(HeldRequests):
     @property
     def messages(self):
         """What SQS has, by id."""
-        return {message.id: message for message in self.sqs._queues[self.queue.url].messages}
+        return {message.id: message for message in self.sqs.queues[self.queue.url].messages}
 
     # Messages come
 
@@ -261,7 +261,7 @@ class Holding(HeldRequests):
     @invariant()
     def all_is_well(self):
         assert self.wrong == [], "nothing went wrong where errors are swallowed"
-        letters = {message.body for message in self.sqs._queues[self.graves.url].messages}
+        letters = {message.body for message in self.sqs.queues[self.graves.url].messages}
         early = {run.id for run in self.early_runs}
         gone = self.sent - self.messages.keys() - self.lost
         assert gone <= self.done | letters | early, "nothing is lost"

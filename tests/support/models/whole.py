@@ -123,7 +123,7 @@ class Whole(RuleBasedStateMachine):
     @property
     def messages(self):
         """What SQS has, but for dead letters, by id."""
-        queues = [self.sqs._queues[queue.url] for queue in self.queues.values()]
+        queues = [self.sqs.queues[queue.url] for queue in self.queues.values()]
         return {message.id: message for queue in queues for message in queue.messages}
 
     # The worker's process

@@ -131,7 +131,7 @@ def slow_sends(world, monkeypatch, seconds):
 
 def records_in(world):
     """The keys of the S3 objects in the queue's messages, which are not events any more."""
-    bodies = [each.body for each in world.sqs._queues[world.queue.url].messages]
+    bodies = [each.body for each in world.sqs.queues[world.queue.url].messages]
     return sorted(
         json.loads(json.loads(base64.b64decode(b))["body"])[0][0]["s3"]["object"]["key"] for b in bodies
     )

@@ -122,7 +122,7 @@ def test_a_predefined_queue_has_the_access_of_its_own_and_shares_it_with_its_equ
     accesses = settings_of()
     assert accesses["role"] is accesses["same role"]
     assert len({id(access) for access in accesses.values()}) == len(PREDEFINED) - 1
-    settings = {name: access._settings for name, access in accesses.items()}
+    settings = {name: access.settings for name, access in accesses.items()}
     assert settings["elsewhere"].region == "eu-north-1"
     assert settings["plain"].region == settings["role"].region == "eu-west-1"
     keys = settings["keys"]
@@ -134,10 +134,10 @@ def test_a_predefined_queue_has_the_access_of_its_own_and_shares_it_with_its_equ
 def test_a_role_of_the_connection_is_for_the_queues_without_one_and_its_times_are_for_all():
     times = {"sts_token_timeout": 3600, "sts_token_buffer_time": 300}
     accesses = settings_of(sts_role_arn=ROLE + "-of-all", external_id="1", **times)
-    roles = {name: (a._settings.role_arn, a._settings.role_external_id) for name, a in accesses.items()}
+    roles = {name: (a.settings.role_arn, a.settings.role_external_id) for name, a in accesses.items()}
     assert roles["plain"] == roles["keys"] == (ROLE + "-of-all", "1")
     assert roles["other id"] == (ROLE, "43")
-    assert {(a._settings.role_seconds, a._settings.role_buffer_seconds) for a in accesses.values()} == {
+    assert {(a.settings.role_seconds, a.settings.role_buffer_seconds) for a in accesses.values()} == {
         (3600, 300)
     }
 
@@ -154,7 +154,7 @@ def test_a_role_of_the_connection_is_for_the_queues_without_one_and_its_times_ar
 def test_tls_is_an_option_where_the_url_names_an_endpoint(secure, host, endpoint):
     options = Options.parse({"is_secure": secure})
     context = shared_context({"is_secure": secure}, BrokerURL(host, 4566 if host else None), options)
-    settings = context.queues._sqs._settings
+    settings = context.queues.sqs.settings
     assert (settings.endpoint_url, settings.use_ssl) == (endpoint, True)
 
 

@@ -308,7 +308,7 @@ def test_a_predefined_topic_is_asked_in_its_own_region_with_its_own_keys(channel
         {"supports_fanout": True, "predefined_exchanges": exchanges, "region": "us-west-2"}
     )
     topics = fanout.topics_of(ClientSettings("us-west-2"), options)
-    settings = topics.find("news").sns._settings
+    settings = topics.find("news").sns.settings
     assert (settings.region, settings.access_key_id) == ("eu-west-1", "k")
 
 

@@ -116,7 +116,7 @@ class World:
         return deliveries
 
     def sent(self, queue=None):
-        messages = self.sqs._queues[(queue or self.queue).url].messages
+        messages = self.sqs.queues[(queue or self.queue).url].messages
         return [message.body for message in messages if message.body != "task"]
 
     def requests(self, action):
@@ -172,7 +172,7 @@ def test_copies_that_wait_share_requests_and_tell_their_ids(world):
     world.renew(*"abc")
     world.work_off()
     assert (world.requests(BATCHES), sorted(world.sent())) == (1, ["a", "b", "c"])
-    ids = {message.body: message.id for message in world.sqs._queues[world.queue.url].messages}
+    ids = {message.body: message.id for message in world.sqs.queues[world.queue.url].messages}
     assert [(each.forward.messages[0].body, each.message_id) for each in world.ended] == [
         (body, ids[body]) for body in "abc"
     ]
