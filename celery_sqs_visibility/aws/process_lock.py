@@ -1,16 +1,18 @@
-"""Locks and boto3 clients that are not inherited across a fork."""
+"""Locks, and what is made once for all threads: none is inherited across a fork."""
 
 from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Generic, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
 C = TypeVar("C")
+T = TypeVar("T")
 
 
 class ProcessLock:
@@ -35,6 +37,28 @@ class ProcessLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._by_pid[os.getpid()].release()
+
+
+#: Guards what `shared_property` makes.
+_MAKING = ProcessLock()
+
+
+class shared_property(cached_property[T]):  # noqa: N801 - as its base
+    """A `cached_property` of an object that threads share. It is made once.
+
+    Since Python 3.12 a plain one has no lock.
+    """
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> shared_property[T]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> T: ...
+
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+        """Return its value, which the instance's own attribute hides from then on."""
+        with _MAKING:
+            return super().__get__(instance, owner)
 
 
 #: Guards boto3 and botocore sessions, which are not thread-safe. The clients that they make are.

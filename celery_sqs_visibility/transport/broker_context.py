@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
-from celery_sqs_visibility.aws.process_lock import ProcessLock
+from celery_sqs_visibility.aws.process_lock import ProcessLock, shared_property
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
@@ -97,33 +97,33 @@ class BrokerContext:
         self.release_keys: Callable[[], None] | None = None
         self.on_remote_shutdown: Callable[[], None] | None = None
 
-    @cached_property
+    @shared_property
     def pump(self) -> Pump:
         """Makes the requests that no caller waits for. Imported when first needed: producers make none."""
         from celery_sqs_visibility.delivery.pump import Pump  # noqa: PLC0415
 
         return Pump()
 
-    @cached_property
+    @shared_property
     def receiving(self) -> Receiving:
         """The consumers and what they hold. Imported when first needed: producers receive nothing."""
         from celery_sqs_visibility.transport.receiving import Receiving  # noqa: PLC0415
 
         return Receiving(self.options, self.redrive, self.pump, self.outgoing)
 
-    @cached_property
+    @shared_property
     def decode_message(self) -> DecodeMessage:
         """Reads what is received, by `codec.decode_message`. Imported when first needed, as `receiving`."""
         from celery_sqs_visibility.transport.codec import decode_message  # noqa: PLC0415
 
         return partial(decode_message, attribute_names=self.attribute_names)
 
-    @cached_property
+    @shared_property
     def decode_for_worker(self) -> DecodeMessage:
         """The same for a worker; a bootstep sets it where tasks take messages of AWS events."""
         return self.decode_message
 
-    @cached_property
+    @shared_property
     def decode_any_message(self) -> partial[DecodedMessage]:
         """The same for consumers that are not Celery's, by `codec.decode_any_message`."""
         from celery_sqs_visibility.transport.codec import decode_any_message  # noqa: PLC0415
@@ -156,7 +156,7 @@ class BrokerContext:
         retention = self.redrive.known_retention(queue) or stated
         return DelayLimits(options.polling_interval_max, retention, options.visibility_timeout)
 
-    @cached_property
+    @shared_property
     def coordination_store(self) -> GuardedStore | None:
         """The store by which processes agree, as on exclusive tasks; `None` without the option. No request.
 
@@ -170,14 +170,14 @@ class BrokerContext:
         store = open_store(self.options.coordination_store, self.client_settings)
         return GuardedStore(store, start_thread, prefix=self.options.queue_name_prefix)
 
-    @cached_property
+    @shared_property
     def fanout(self) -> Fanout:
         """The fanout exchanges. Imported when first needed: most apps have none."""
         from celery_sqs_visibility.transport.fanout import Fanout, topics_of  # noqa: PLC0415
 
         return Fanout(topics_of(self.client_settings, self.options), self.queues)
 
-    @cached_property
+    @shared_property
     def control(self) -> RemoteControl:
         """Remote control. Imported when first needed: it is off by default."""
         from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from weakref import WeakSet
 
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceiveOptions
+from celery_sqs_visibility.aws.process_lock import shared_property
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.turns import Turns
@@ -54,7 +54,7 @@ class Receiving:
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
 
-    @cached_property
+    @shared_property
     def holder(self) -> DeliveryHolder:
         """Holder of all messages that this process has received. The thread that makes a consumer."""
         return DeliveryHolder(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -13,6 +13,7 @@ from kombu import pools
 from kombu.transport import virtual
 from kombu.utils.url import safequote
 
+from celery_sqs_visibility.aws.process_lock import shared_property
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS, until_deadline
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
@@ -118,14 +119,12 @@ class Transport(virtual.Transport):
             context = self._context = self._find_context()
         return context
 
-    @cached_property
+    @shared_property
     def buffer(self) -> Buffer:
         """The messages that wait for this connection's consumers. Made for one: producers receive nothing."""
         from celery_sqs_visibility.delivery.receive.buffer import Buffer  # noqa: PLC0415
 
-        # One for all threads, health probes' too: a `cached_property` has no lock since Python 3.12.
-        buffer: Buffer = vars(self).setdefault("buffer", Buffer(looped_at=SYSTEM_CLOCK.monotonic()))
-        return buffer
+        return Buffer(looped_at=SYSTEM_CLOCK.monotonic())
 
     def establish_connection(self) -> Any:
         """Connect, without a request; before a retry of a publication, after its policy's interval.
