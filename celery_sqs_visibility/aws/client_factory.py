@@ -211,7 +211,7 @@ def _config(settings: ClientSettings, purpose: ClientPurpose, app_id: str | None
         options["retries"] = {"total_max_attempts": 1, "mode": "standard"}
     if purpose is ClientPurpose.RECEIVE:
         # At least this: a poll that the client aborts still receives messages, and nobody gets them. `None`
-        # would let threads hang on dead connections for ever.
+        # would let threads hang on dead connections forever.
         options["read_timeout"] = max(options["read_timeout"] or 0, purpose.read_seconds)
     if purpose is ClientPurpose.SHORT_POLL:
         # At most this: hanging threads accumulate for as long as nothing answers.

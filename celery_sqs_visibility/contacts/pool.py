@@ -17,13 +17,12 @@ from billiard.pool import CLOSE
 #: defers it. Without it a SIGTERM might come after the decision to publish the chord's body, and prevent it.
 POOLS_HANDLER: Final = cast("Any", common)._shutdown_cleanup
 
-#: Signals that tell a pool's process to end. At the first, the handler exits with the signal's number as
-#: status. The same signal again kills the process; another one makes it exit with billiard's own status.
-ENDING_SIGNALS: Final = [getattr(signal, name, None) for name in ("SIGHUP", "SIGQUIT", "SIGTERM")]
-
+#: Statuses of a pool's process that a signal told to end. At the first, the handler exits with the signal's
+#: number. The same signal again kills the process; another one makes it exit with billiard's own status.
 TOLD_TO_END: Final = {
     human_status(status)
-    for number in filter(None, ENDING_SIGNALS)
+    for name in ("SIGHUP", "SIGQUIT", "SIGTERM")
+    if (number := getattr(signal, name, None)) is not None
     for status in (number, -number, EX_SOFTWARE)
 }
 

@@ -55,9 +55,16 @@ local function keep(seconds) redis.call('PEXPIRE', KEYS[1], math.ceil(seconds * 
 local function at(seconds) return string.format('%.6f', now + seconds) end
 """
 
-#: ARGV: owner, seconds of the lease, seconds for which the record outlasts it, the owner's message, and that
-#: message's earlier attempts, which count if this is its first run in a row.
-_ACQUIRE: Final = f"""{_NOW}
+#: The beginning of scripts for the owner, ARGV[1]. They return 0 for others, and after a release.
+_OWNED: Final = f"""{_NOW}
+local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until'))
+if owner ~= ARGV[1] or not lease then return 0 end
+"""
+
+_SCRIPTS: Final = {
+    # ARGV: owner, seconds of the lease, seconds for which the record outlasts it, the owner's message, and
+    # that message's earlier attempts, which count if this is its first run in a row.
+    "acquire": f"""{_NOW}
 local owner, lease, processed, checkpoint, message = unpack(
     redis.call('HMGET', KEYS[1], 'owner', 'lease_until', 'processed_until', 'checkpoint', 'message_id'))
 if processed and tonumber(processed) > now then return {{'processed'}} end
@@ -72,16 +79,9 @@ end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(ARGV[2]))
 keep(ARGV[2] + ARGV[3])
 return {{'acquired', checkpoint, unpack(redis.call('HMGET', KEYS[1], 'retries', 'runs'))}}
-"""
-
-#: The beginning of scripts for the owner, ARGV[1]. They return 0 for others, and after a release.
-_OWNED: Final = f"""{_NOW}
-local owner, lease = unpack(redis.call('HMGET', KEYS[1], 'owner', 'lease_until'))
-if owner ~= ARGV[1] or not lease then return 0 end
-"""
-
-#: A record that Redis has lost belongs to the owner who renews it.
-_RENEW: Final = f"""{_NOW}
+""",
+    # A record that Redis has lost belongs to the owner who renews it.
+    "renew": f"""{_NOW}
 if redis.call('EXISTS', KEYS[1]) == 0 then
     redis.call('HSET', KEYS[1], 'owner', ARGV[1], 'lease_until', at(0))
 end
@@ -89,25 +89,15 @@ end
 redis.call('HSET', KEYS[1], 'lease_until', at(ARGV[2]))
 keep(ARGV[2] + ARGV[3])
 return 1
-"""
-
-_FINISH: Final = f"""{_OWNED}
+""",
+    "finish": f"""{_OWNED}
 redis.call('HSET', KEYS[1], 'lease_until', at(0), 'processed_until', at(ARGV[2]))
 redis.call('HDEL', KEYS[1], 'checkpoint', 'message_id')
 keep(ARGV[2])
 return 1
-"""
-
-_RELEASE: Final = f"{_OWNED} redis.call('HDEL', KEYS[1], 'lease_until') return 1"
-
-_SAVE: Final = f"{_OWNED} redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2]) return 1"
-
-_SCRIPTS: Final = {
-    "acquire": _ACQUIRE,
-    "renew": _RENEW,
-    "finish": _FINISH,
-    "release": _RELEASE,
-    "save": _SAVE,
+""",
+    "release": f"{_OWNED} redis.call('HDEL', KEYS[1], 'lease_until') return 1",
+    "save": f"{_OWNED} redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2]) return 1",
 }
 
 
