@@ -295,7 +295,7 @@ class PendingCopies:
 
     def _note_given_up(self, pending: PendingMessages[Copy]) -> None:
         for (sending, index), error in pending.failures:
-            sending.note_unsent(index, error if isinstance(error, SQSError) else None)
+            sending.note_unsent(index, error)
         pending.failures.clear()
 
     def _go_on(self, sending: Sending, now: float) -> None:

@@ -148,7 +148,7 @@ class PendingMessages(Generic[Tag]):
     def __init__(self, linger: float = LINGER_SECONDS, give_up: float = GIVE_UP_SECONDS) -> None:
         self.size = 0
         self.accepted = 0
-        self.failures: list[tuple[Tag, Exception]] = []
+        self.failures: list[tuple[Tag, SQSError]] = []
         self._linger = linger
         self._give_up = give_up
         self._messages: dict[PendingMessage[Tag], None] = {}  # in the order of their publication

@@ -13,11 +13,10 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.core.copies import (
     BATCHES_SIDE_BY_SIDE,
     RECORDS_A_TURN,
-    REMAINDER,
     PendingCopies,
     Sending,
 )
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Purpose
+from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Purpose
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import InProgressBatch, Pump
 from celery_sqs_visibility.delivery.settle.copies import Copies
@@ -340,57 +339,6 @@ def test_a_flush_waits_for_all(world):
     world.work_off()
     assert world.copies.flush(0)
     assert not world.copies.pending.unfinished
-
-
-def test_the_message_that_stands_for_the_records_that_are_left_is_tried_once():
-    delivery = factories.delivery(factories.sqs_queue())
-    records = [OutgoingMessage(str(n)) for n in range(3)]
-    sending = Sending(delivery, factories.split(records, lambda left: OutgoingMessage(f"left {list(left)}")))
-    assert sending.begin() == [0, 1, 2]
-    sending.note_sent(0, "id")
-    sending.note_unsent(1, None)
-    sending.note_unsent(2, None)
-    assert sending.ended
-    assert sending.remainder() == OutgoingMessage("left [1, 2]")
-    sending.note_unsent(REMAINDER, None)
-    assert sending.ended
-    assert sending.remainder() is None
-    assert sending.left == [1, 2]
-
-
-@pytest.mark.parametrize(
-    ("given_back", "sent", "settled"),
-    [(False, 0, Lapse()), (True, 0, RELEASE), (True, 1, Lapse())],
-    ids=["its visibility timeout brings it back", "the worker ends", "the worker ends, and some were sent"],
-)
-def test_an_original_whose_copies_were_not_refused_comes_back(given_back, sent, settled):
-    records = [OutgoingMessage(str(n)) for n in range(2)]
-    delivery = factories.delivery(factories.sqs_queue())
-    sending = Sending(delivery, factories.split(records), given_back=given_back)
-    for index in sending.begin():
-        if index < sent:
-            sending.note_sent(index, "id")
-        else:
-            sending.note_unsent(index, None)
-    assert sending.settlement() == settled
-
-
-def test_nor_is_a_message_parked_whose_copy_was_not_refused():
-    delivery = factories.delivery(factories.sqs_queue())
-    sending = Sending(delivery, factories.renewal())
-    (index,) = sending.begin()
-    sending.note_unsent(index, None)
-    assert sending.settlement() == Lapse()
-
-
-def test_of_an_event_as_many_records_are_under_way_as_there_may_be_and_no_more():
-    records = [OutgoingMessage(str(n)) for n in range(100)]
-    sending = Sending(factories.delivery(factories.sqs_queue()), factories.split(records))
-    assert sending.begin() == list(range(BATCH_ENTRIES))
-    assert sending.begin() == []
-    sending.note_sent(0, "id")
-    sending.begin()
-    assert len(sending.under_way) == BATCH_ENTRIES * BATCHES_SIDE_BY_SIDE
 
 
 def test_dead_letters_share_requests_to_their_own_queue(world):
