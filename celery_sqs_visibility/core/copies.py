@@ -224,6 +224,14 @@ class PendingCopies:
         self.unfinished += 1
         self._go_on(sending, now)
 
+    def forget(self, delivery: Delivery) -> None:
+        """Send nothing of a delivery that could not be added."""
+        for sending in [each for each in self.sendings if each.delivery is delivery]:
+            del self.sendings[sending]
+            self.unfinished -= 1
+        for pending in self._pending.values():
+            pending.withdraw(lambda copy: copy.sending.delivery is delivery)
+
     def interrupt(self, consumer: Consumer, purposes: tuple[Purpose, ...], now: float) -> None:
         """The consumer ends: of these purposes begin nothing more, and release what nothing was sent of.
 

@@ -281,9 +281,15 @@ class DeliveryHolder:
         if delivery.lost or delivery.deadline <= now:
             return self.settle(delivery, Lapse())
         with self._lock:
-            if not self._held.claim(delivery, now):
-                return False
-            self.copies.submit(delivery, forward)
+            try:
+                if not self._held.claim(delivery, now):
+                    return False
+                self.copies.submit(delivery, forward)
+            except BaseException:  # memory lacks: it is given back as a message that nobody would settle
+                self._held.disclaim(delivery)
+                delivery.attended = False
+                self.copies.pending.forget(delivery)
+                raise
         measure_end(delivery, forward, now)
         if delivery.consumer is not None:
             delivery.consumer.free(delivery)
@@ -297,7 +303,7 @@ class DeliveryHolder:
     def _copied(self, sending: Sending) -> None:
         """Nothing more is sent of its copies: settle it, or have Celery hold it. A thread of the pump."""
         delivery, forward, then = sending.delivery, sending.forward, self.copies.settlement(sending)
-        if isinstance(then, Delete):
+        if not sending.left:
             self._sent(delivery, forward, sending.message_id)
         if isinstance(then, Forward):
             with self._lock:

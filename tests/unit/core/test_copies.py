@@ -117,6 +117,15 @@ def test_a_copy_that_nothing_takes_ends_its_sending_at_once_and_once(copying):
     assert ended.unsent == [0]
 
 
+def test_nothing_is_sent_of_what_is_forgotten(copying):
+    pending = copying.pending
+    gone, other = copying.add(records(3)), copying.add(records(2))
+    pending.forget(gone)
+    assert pending.unfinished == 1
+    assert {copy.tag.sending.delivery for copy in pending.take(NOW + WINDOW).messages} == {other}
+    assert pending.take(NOW + WINDOW) is None
+
+
 def test_the_error_of_a_copy_is_the_last_that_passes_or_its_own_refusal(copying):
     pending, slow, refused = copying.pending, ThrottledError("slow down"), RequestRefusedError("no")
     copying.add(factories.renewal())

@@ -69,12 +69,19 @@ class Request:
         self.delivery = world.delivery(payload)
         self.delivery.carrier = ref(self)
 
-    def run(self):
+    def run(self, end):
         self.delivery.start()
-        self.delivery.settle(Delete())
+        end(self.delivery)
 
 
-def receive_and_run(world, queue, lack):
+#: How a run ends.
+ENDS = {
+    "success": lambda delivery: delivery.settle(Delete()),
+    "a dead letter": lambda delivery: delivery.give_up("broken", lambda: "a letter"),
+}
+
+
+def receive_and_run(world, queue, lack, end):
     """Receive a message and hand it to Celery, which runs it; whether it ran, and the worker is still there.
 
     Memory lacks once, on the receiver's or on the main thread, both of which the test plays.
@@ -84,7 +91,7 @@ def receive_and_run(world, queue, lack):
     def run(payload):
         request = Request(world, payload)
         ran.append(payload)
-        request.run()
+        request.run(end)
 
     world.consume(queue, on_message=run)
     wait_until(lambda: world.next_poll(queue) > world.clock.monotonic(), SOON, "the receiver to sleep")
@@ -114,24 +121,27 @@ def may_receive(world):
     return waiter.reservation is not None
 
 
-def test_a_message_runs_or_comes_back_wherever_memory_lacks(make):
+@pytest.mark.parametrize("how", ENDS)
+def test_a_message_runs_or_comes_back_wherever_memory_lacks(make, how):
     places = []
     for calls in range(MOST_CALLS):
         world, lack = make(), Lack(calls)
-        queue = world.queue()
-        ran, alive = receive_and_run(world, queue, lack)
+        queue = world.queue(letters=world.queue("letters"), most=9)
+        ran, alive = receive_and_run(world, queue, lack, ENDS[how])
         if lack.at is None:
             break
         places.append(lack.at)
         if alive:
             look(world, ENOUGH_LOOKS + 2)
+            assert world.consumer.holder.copies.flush(SOON), lack.at
             assert not world.consumer.held(), f"held for ever, since memory lacked at {lack.at}"
             assert may_receive(world), f"no place for another message, since memory lacked at {lack.at}"
             assert world.consumer.holder.settler.flush(SOON), lack.at
             world.clock.advance(TIMEOUT)
             assert ran or world.visible(queue) == ["a"], lack.at
         world.close()
-    assert {"QueueConsumer._arrived", "Buffer.put", "Held.settle", "SettlementBatches.add"} <= set(places)
+    last = {"success": {"Held.settle", "SettlementBatches.add"}, "a dead letter": {"PendingCopies.add"}}
+    assert {"QueueConsumer._arrived", "Buffer.put", *last[how]} <= set(places)
 
 
 def test_polls_go_on_wherever_memory_lacks_in_one(make):
