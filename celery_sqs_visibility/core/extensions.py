@@ -29,7 +29,7 @@ RETRY_FLOOR_SECONDS: Final = 0.25
 
 
 class Bucket(dict[Delivery, None]):
-    """Deliveries of a queue that are to be extended at one instant."""
+    """Deliveries of one queue that are due to be extended at the same instant."""
 
     def __init__(self, instant: float, queue: Queue) -> None:
         self.instant = instant
@@ -39,9 +39,9 @@ class Bucket(dict[Delivery, None]):
 class ExtensionSchedule:
     """Deliveries in buckets of time, so that extensions share requests. Not thread-safe.
 
-    A bucket falls due as a whole, at its beginning. Where its last batch has room, deliveries of later
-    buckets fill it up: their extension costs nothing, and from then on they share a bucket. A delivery stays
-    here until the batch that extends it is taken.
+    A bucket falls due as a whole, at its beginning. If its last batch has room, deliveries of later buckets
+    fill it up: extending them costs nothing, and from then on they share a bucket. A delivery stays here
+    until the batch that extends it is taken.
     """
 
     def __init__(self) -> None:
@@ -49,20 +49,20 @@ class ExtensionSchedule:
         self._buckets: dict[float, dict[Queue, Bucket]] = {}
 
     def add(self, deliveries: Sequence[Delivery], at: float, interval: float) -> None:
-        """Extend them, of one queue, at that monotonic instant, or up to a bucket earlier.
+        """Extend deliveries of one queue at that monotonic instant, or up to a bucket earlier.
 
-        `interval` is the seconds before or after which the queue's deliveries are extended again, whichever
-        is less: a bucket must be shorter, or a delivery that was just extended would be due at once.
+        `interval` is `seconds_apart` of the queue. A bucket must be shorter, or a delivery that was just
+        extended would be due at once.
         """
         seconds = interval / BUCKETS
         self._put(deliveries, math.floor(at / seconds) * seconds)
 
     def add_not_before(self, deliveries: Sequence[Delivery], at: float) -> None:
-        """Extend them, of one queue, at that monotonic instant, or a moment later."""
+        """Extend deliveries of one queue at that monotonic instant, or a moment later."""
         self._put(deliveries, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
 
     def remove(self, delivery: Delivery) -> None:
-        """Do not extend it; harmless if it is not here."""
+        """Cancel the extension of a delivery. Idempotent."""
         bucket: Bucket | None = delivery.bucket
         delivery.bucket = None
         if bucket is None:
@@ -74,11 +74,11 @@ class ExtensionSchedule:
                 del self._buckets[bucket.instant]
 
     def next_due(self) -> float | None:
-        """The instant at which the earliest bucket falls due."""
+        """The instant at which the earliest bucket falls due; `None` if nothing is to be extended."""
         return min(self._buckets, default=None)
 
     def batches_due(self, now: float) -> int:
-        """How many requests it takes to extend everything that is due."""
+        """How many requests extend everything that is due."""
         due: Counter[Queue] = Counter()
         for bucket, queues in self._buckets.items():
             if bucket <= now:
@@ -86,7 +86,7 @@ class ExtensionSchedule:
         return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Take out one batch of one queue: everything due, filled up with what falls due next."""
+        """Take out one batch of one queue: what is due, filled up with what falls due next."""
         first = self.next_due()
         if first is None or first > now:
             return []
@@ -113,7 +113,7 @@ class ExtensionSchedule:
 
 
 def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> int:
-    """Seconds to ask for, clamped to the horizon; 0 if it lapsed, or is hidden for longer already."""
+    """Seconds to ask for, up to the horizon; 0 if the delivery lapsed, or is hidden for longer already."""
     if delivery.at_horizon or delivery.deadline <= now:
         return 0
     seconds = options.visibility_timeout if options.heartbeat_interval else 0
@@ -130,9 +130,9 @@ def next_try(delivery: Delivery, now: float) -> float:
 
 
 def seconds_apart(options: QueueOptions) -> float:
-    """Seconds before or after which a queue's deliveries are extended again, whichever is less.
+    """Seconds between two extensions of a queue's deliveries, or before the deadline, whichever is less.
 
-    Extensions are an interval before the deadline, so the rest of the visibility timeout apart.
+    A delivery is extended one interval before its deadline, so extensions are the rest of the timeout apart.
     """
     interval, timeout = options.heartbeat_interval, options.visibility_timeout
     return min(interval, timeout - interval) or timeout

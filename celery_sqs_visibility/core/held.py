@@ -1,4 +1,4 @@
-"""What this process holds and has held: who may settle each message, when it is extended, what comes back."""
+"""Messages that this process holds or has held: who may settle each, when it is extended, what comes back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HORIZON_REACHED: Final = "it was held for the 12 hours that SQS allows"
 
 
 class Arrival(enum.Enum):
-    """What a receipt is to this process."""
+    """What a receipt means to this process."""
 
     NEW = "of a message that is neither held nor finished here"
     HELD = "of a message that is held here: it takes the place of the older receipt"
@@ -54,10 +54,10 @@ class Arrival(enum.Enum):
 
 
 class Past(enum.Enum):
-    """End of a message that this process does not hold any more; the value is the number to remember.
+    """Ends of messages that this process no longer holds. The value is how many of each to remember.
 
-    Where memory decides whether a message runs twice, the figure is out of reach: 300,000 finished messages
-    are those of two minutes at 2,500 a second, in less than 100 MB. Memory of rejected and kept ones only
+    Memory of finished messages keeps them from running twice, so its limit is out of reach: 300,000 are those
+    of two minutes at 2,500 a second, and take less than 100 MB. Memory of rejected and kept messages only
     saves log lines.
     """
 
@@ -69,7 +69,7 @@ class Past(enum.Enum):
 
 
 class Extension(NamedTuple):
-    """An entry of a request that extends messages; 0 seconds where one has lapsed, or needs none."""
+    """An entry of a request that extends messages; 0 seconds if the message lapsed, or needs no extension."""
 
     delivery: Delivery
     handle: str
@@ -80,11 +80,11 @@ class Answered(NamedTuple):
     """How an extension ended.
 
     Attributes:
-        delivery: of which.
-        held: whether it is held, under the receipt that was extended.
-        waiting: the settlement that waited for the extension, to be carried out now.
+        delivery: the delivery.
+        held: whether it is still held under the receipt that was extended.
+        waiting: the settlement that waited for the extension, and is to be carried out now.
         extended: whether SQS extended it.
-        lost: why it is lost from now on, if it is.
+        lost: the reason, if it is lost from now on.
     """
 
     delivery: Delivery
@@ -95,20 +95,21 @@ class Answered(NamedTuple):
 
 
 class Held:
-    """Deliveries that this process holds, and what it remembers of others. Not thread-safe: its holder locks.
+    """Deliveries that this process holds, and what it remembers of others. Not thread-safe: the holder locks.
 
-    Settling a delivery takes it out, so that no extension of it begins any more. An extension in flight may
+    A settled delivery is taken out, so no further extension of it begins. But an extension in flight may
     reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
-    delivery until the extension has returned. A deletion does not wait: no extension brings a message back.
+    delivery until the extension has returned. A deletion does not wait: an extension never brings a deleted
+    message back.
 
-    A message comes back to its holder when its visibility timeout ran out, or because standard queues deliver
+    A message comes back to its holder if its visibility timeout ran out, or because standard queues deliver
     at least once. Only the newest receipt counts.
 
     Args:
-        options_of: of a queue, whose deliveries are extended by `visibility_timeout`, `heartbeat_interval`
-            before their deadline; with an interval of 0 only if their task asks for it.
-        visibility_timeout: the longest of any queue, in seconds; what is finished is remembered for longer.
-        window: for how many seconds a settlement lingers, so that others can share its request.
+        options_of: returns the options of a queue. Its deliveries are extended by `visibility_timeout`, at
+            `heartbeat_interval` before their deadline; with an interval of 0 only if their task asks for it.
+        visibility_timeout: the longest of any queue, in seconds; finished messages are remembered for longer.
+        window: seconds for which a settlement lingers, so that others can share its request.
     """
 
     def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float, window: float = 0.0) -> None:
@@ -143,33 +144,33 @@ class Held:
         return len(self.messages)
 
     def get(self, tag: str) -> Delivery | None:
-        """The delivery of that tag, as long as anybody refers to it; none that ran and is settled.
+        """The delivery of that tag; `None` once it ran and is settled, or nothing refers to it any more.
 
-        It may be settled before it runs, and then cannot be started. A caller that hands a message over by
-        its tag keeps the delivery until the other side has looked it up.
+        A delivery that was settled before it ran is found, but can't be started. A caller that hands over a
+        message by its tag keeps the delivery until the other side has looked it up.
         """
         return self._by_tag.get(tag) or self._gone.get(tag)
 
     def all(self) -> list[Delivery]:
-        """Everything, in the order of arrival."""
+        """All deliveries, in the order of arrival."""
         return list(self.messages.values())
 
     def of(self, consumer: Consumer) -> list[Delivery]:
-        """All that this consumer brought, in the order of arrival."""
+        """The deliveries of this consumer, in the order of arrival."""
         return [each for each in self.messages.values() if each.consumer is consumer]
 
     def holds_of(self, consumer: Consumer) -> bool:
-        """Whether anything is held that this consumer brought."""
+        """Whether a delivery of this consumer is held."""
         return any(each.consumer is consumer for each in self.messages.values())
 
     # Receipts.
 
     def receive(self, deliveries: Sequence[Delivery], now: float) -> list[tuple[Arrival, Delivery]]:
-        """One poll brought these, of one queue and with one deadline.
+        """Take in the deliveries of one poll, which have the same queue and deadline.
 
         Returns:
-            What each is to this process, and the delivery of its message. New and finished ones are held from
-            now on; a finished one is to be deleted.
+            What each receipt means to this process, and the delivery that holds its message. New and finished
+            ones are held from now on; a finished one is to be deleted.
         """
         received, added = [], []
         for delivery in deliveries:
@@ -194,12 +195,12 @@ class Held:
         if delivery.handle == held.handle:
             return Arrival.REPEATED, held
         if delivery.deadline <= now and delivery.deadline < held.deadline:
-            return Arrival.OUTDATED, held  # its answer came while the process was stopped, say
+            return Arrival.OUTDATED, held  # the process may have been stopped meanwhile
         self._renew(held, delivery)
         return Arrival.HELD, held
 
     def _renew(self, held: Delivery, newer: Delivery) -> None:
-        """The newer receipt counts from now on. What an extension of the older in flight brings does not."""
+        """Replace the receipt by a newer one. The answer to an extension of the older no longer counts."""
         held.handle, held.deadline, held.horizon = newer.handle, newer.deadline, newer.horizon
         held.lost = False
         facts = newer.facts
@@ -216,7 +217,7 @@ class Held:
     # Runs.
 
     def start(self, delivery: Delivery, now: float) -> bool:
-        """A pool begins to run it at that monotonic instant; `False` if it may not."""
+        """Mark a delivery as running since that monotonic instant. Returns `False` if it may not run."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
         delivery.state, delivery.began = State.RUNNING, now
@@ -225,7 +226,7 @@ class Held:
         return True
 
     def dispatch(self, delivery: Delivery) -> bool:
-        """It goes to a pool that cannot be kept from running it; `False` if it may not."""
+        """Mark it as handed to a pool that can't be kept from running it; `False` if it may not run."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
         if delivery.state is State.HELD:
@@ -243,13 +244,13 @@ class Held:
         delivery.lease = lease
 
     def tell_lost(self, delivery: Delivery) -> bool:
-        """Its lease reads as lost from now on, though its message is extended; whether it is held."""
+        """Mark its lease as lost, though its message is still extended. Returns whether it is held."""
         if delivery.lease is not None:
             delivery.lease.lost = True
         return delivery.held
 
     def tell_inactive(self, delivery: Delivery) -> bool:
-        """Its run has shown no life: the run hears of it; whether it is held, and has a lease."""
+        """Tell a run that it has shown no life. Returns whether the delivery has a lease, and so is held."""
         if delivery.lease is None:
             return False
         delivery.lease.tell_inactive()
@@ -258,7 +259,7 @@ class Held:
     # The end.
 
     def claim(self, delivery: Delivery, now: float) -> bool:
-        """Its copies are to be sent: it is extended until their sender settles it; whether it was ours to."""
+        """Reserve it for the sender of its copies, who settles it. Returns whether it could be reserved."""
         if delivery.state is State.SETTLED or delivery.state is State.COPYING:
             return False
         delivery.state, delivery.settled_at = State.COPYING, now
@@ -268,7 +269,7 @@ class Held:
         return True
 
     def disclaim(self, delivery: Delivery) -> bool:
-        """It is to run after all, by another request of Celery's; whether it is held."""
+        """Let a claimed delivery run after all, by another request of Celery. Returns whether it is held."""
         if delivery.state is not State.COPYING:
             return False
         delivery.state, delivery.began, delivery.carrier = State.HELD, None, None
@@ -285,18 +286,15 @@ class Held:
         receipt: str | None = None,
         copied: bool = False,
     ) -> bool:
-        """Decide how it ends. The first settlement counts.
+        """Settle a delivery: the first settlement counts. Returns whether this was the first.
 
         Args:
-            delivery: what is settled.
-            settlement: how; `carry_out` follows, unless it is `delivery.waiting` then: `answered` hands it
-                back.
+            delivery: the delivery.
+            settlement: how it ends. The caller carries it out next, unless it is now `delivery.waiting`: then
+                `answered` returns it later.
             now: the monotonic instant.
-            receipt: settle it only if that is still its latest receipt handle.
-            copied: whether the caller has sent its copies: nobody else settles it while they are sent.
-
-        Returns:
-            Whether it was settled.
+            receipt: settle it only if this is still its latest receipt handle.
+            copied: whether the caller has sent its copies: nobody else may settle it while they are sent.
         """
         if delivery.state is State.SETTLED or (delivery.state is State.COPYING) is not copied:
             return False
@@ -318,17 +316,17 @@ class Held:
         return True
 
     def carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
-        """Have SQS told of the settlement of a delivery that is held no more, where that takes a request.
+        """Put the settlement of a delivery into the batches for SQS, if it takes a request.
 
         Returns:
-            How it has ended without one, or that it is lost.
+            How it ended without a request, or that it is lost; otherwise `None`.
         """
         ending = None
         if delivery.deadline <= now and not delivery.lost:
             delivery.lost = True
             ending = Ending(Lost(delivery.facts, DEADLINE_PASSED))
         if delivery.lost and not isinstance(settlement, Delete):
-            return ending  # it is visible again by itself; a delete may spare a second run, if not in FIFO
+            return ending  # it is visible by itself; a delete may spare a second run, but not in a FIFO queue
         if isinstance(settlement, Lapse):
             timeout = self._options_of(delivery.queue.name).visibility_timeout
             if delivery.deadline <= now + timeout:
@@ -340,7 +338,7 @@ class Held:
 
     def _remove(self, delivery: Delivery) -> None:
         if self._by_tag.pop(delivery.tag, None) is not None:
-            if delivery.began is None:  # it may be looked up yet
+            if delivery.began is None:  # it may still be looked up
                 self._gone[delivery.tag] = delivery
             del self.messages[delivery.message_key]
             self._extensions.remove(delivery)
@@ -348,7 +346,7 @@ class Held:
 
     @staticmethod
     def _end_lease(delivery: Delivery) -> None:
-        """An extension in flight may not write to the row, which is another lease's from now on."""
+        """End the lease: its row may soon be another's, and an extension in flight must not write there."""
         if delivery.lease is not None:
             delivery.lease.end()
             delivery.lease = None
@@ -356,27 +354,27 @@ class Held:
     # What has been held.
 
     def finish(self, delivery: Delivery, now: float) -> None:
-        """It is done, and is to be deleted: if it comes back from here on, it is deleted again.
+        """Remember a message that is done and to be deleted: if it comes back, it is deleted again.
 
-        If the deletion fails, it comes back when its visibility lapses, which may be hours away where its
-        task asked for that; an extension in flight may put that off by a visibility timeout.
+        If the deletion fails, the message comes back when its visibility lapses. That may be hours away if
+        its task asked for it; an extension in flight may delay it by another visibility timeout.
         """
         self._finished.add(delivery.message_key, now, delivery.deadline + MARGIN_SECONDS)
 
     def remember(self, past: Past, delivery: Delivery, now: float) -> bool:
-        """Note the end of its message; whether it is new."""
+        """Remember that its message had that end. Returns whether that is new."""
         return self._past[past].add(delivery.message_key, now)
 
     def remembers(self, past: Past, delivery: Delivery) -> bool:
-        """Whether its message has had that end before. Any thread."""
+        """Whether its message had that end before. Any thread."""
         return delivery.message_key in self._past[past]
 
     # Extensions.
 
     def request_extension(self, delivery: Delivery, until: float, now: float) -> None:
-        """Its task wants it hidden until that monotonic instant: it is extended next.
+        """Extend it next, so that it is hidden until that monotonic instant, at its task's request.
 
-        A lost delivery is not extended, which its lease tells.
+        A lost delivery is not extended: the task sees that in its lease.
         """
         if not delivery.held or delivery.lost:
             return
@@ -386,15 +384,15 @@ class Held:
             self._extensions.add([delivery], now, apart)
 
     def next_extension(self) -> float | None:
-        """The monotonic instant at which `take_due` has something to do."""
+        """The monotonic instant from which `take_due` returns extensions; `None` if there are none."""
         return self._extensions.next_due()
 
     def batches_due(self, now: float) -> int:
-        """How many times `take_due` has something to do."""
+        """How many batches `take_due` would return now."""
         return self._extensions.batches_due(now)
 
     def take_due(self, now: float) -> list[Extension]:
-        """What one request extends, all of one queue; marked as being extended."""
+        """Take what one request extends, all of one queue. From now on they count as being extended."""
         due = self._extensions.take_due(now)
         if not due:
             return []
@@ -411,7 +409,7 @@ class Held:
         ]
 
     def lateness(self, delivery: Delivery, now: float) -> float:
-        """Seconds since the instant by which it should have been extended; 0 before."""
+        """Seconds since the instant at which it should have been extended; 0 before."""
         interval = self._options_of(delivery.queue.name).heartbeat_interval
         return max(0.0, now - (delivery.deadline - interval))
 
@@ -423,9 +421,10 @@ class Held:
         now: float,
         outage: SQSError | None = None,
     ) -> Answered:
-        """The request that was made at `since`, if it took one, has ended, with that error.
+        """Note how an extension ended: a request made at `since`, or none for 0 seconds.
 
-        `outage` is why SQS has not extended others lately, if it has not.
+        `error` is the error of that request. `outage` is why SQS has not extended others lately, if it has
+        not.
         """
         delivery, handle, seconds = extension
         delivery.extending = False
@@ -433,7 +432,7 @@ class Held:
         if waiting is not None:
             delivery.waiting = None
             self.postponed -= 1
-        if handle != delivery.handle:  # a newer receipt came meanwhile
+        if handle != delivery.handle:  # a newer receipt has arrived meanwhile
             self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
             return Answered(delivery, False, waiting)
         if error is None and seconds and delivery.deadline > now:  # as most
@@ -461,10 +460,11 @@ class Held:
         self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
 
     def _not_extensible(self, delivery: Delivery, now: float) -> None:
-        """It needs no extension now, or its horizon is reached.
+        """Plan for a delivery that needs no extension now, or has reached its horizon.
 
-        A delivery that its task has hidden for long comes along in a batch with space; it is extended again
-        before its deadline, as any other. One that nothing extends is left until it is lost, at the deadline.
+        A delivery that its task has hidden for long may be taken along in a batch with space; it is extended
+        again before its deadline, like any other. One that nothing extends is looked at again when it is
+        lost, at its deadline.
         """
         if self._is_forsaken(delivery, now):
             self._plan_next(delivery, min(now + LOOK_SECONDS, delivery.deadline))
@@ -479,7 +479,7 @@ class Held:
 
     @staticmethod
     def _is_forsaken(delivery: Delivery, now: float) -> bool:
-        """Whether it has not begun, and nobody is there who would begin it."""
+        """Whether it has not begun, and Celery's loop, which would begin it, stands still."""
         consumer = delivery.consumer
         return delivery.state is State.HELD and consumer is not None and stands_still(consumer.loop_late(now))
 
@@ -498,7 +498,7 @@ class Held:
 
     @staticmethod
     def _answer(delivery: Delivery) -> None:
-        """The deadline that its task requested is reached, or cannot be."""
+        """Tell its task that the requested deadline is reached, or cannot be."""
         if delivery.requested_deadline and delivery.lease is not None:
             delivery.lease.answer(delivery.requested_deadline)
         delivery.requested_deadline = 0.0
@@ -508,7 +508,7 @@ class Held:
             self._schedule([delivery], not_before)
 
     def _schedule(self, deliveries: Sequence[Delivery], not_before: float | None = None) -> None:
-        """Extend them, of one queue and with one deadline, at their time or, if that is given, later."""
+        """Schedule the next extension of deliveries that have the same queue and deadline."""
         deadline, options = deliveries[0].deadline, self._options_of(deliveries[0].queue.name)
         if not_before is None and (interval := options.heartbeat_interval):
             self._extensions.add(deliveries, deadline - interval, seconds_apart(options))
@@ -517,5 +517,5 @@ class Held:
 
 
 def stands_still(loop_late: float) -> bool:
-    """Whether a loop begins nothing any more that has not come round for so many seconds."""
+    """Whether a loop that has not come round for so many seconds stands still for good."""
     return loop_late >= STANDS_STILL_SECONDS

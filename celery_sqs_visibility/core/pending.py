@@ -1,4 +1,4 @@
-"""Messages that wait to be sent in batches: which go together, in what order, and what becomes of failures.
+"""Messages that wait to be sent in batches: which share a request, in what order, and what follows a failure.
 
 Decisions only: no lock, no thread, no request, and the time is an argument (monotonic seconds).
 """
@@ -28,14 +28,13 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 #: A batch that is not full waits this long for more. Nothing waits once a block is being closed.
 LINGER_SECONDS = 1.0
 
-#: A message is given up when its queue's outage has lasted this long.
+#: A message is given up once the outage of its queue has lasted this long.
 GIVE_UP_SECONDS: Final = 30.0
 
-#: How often credentials are looked for anew; rotated ones are found the first time.
+#: Refused credentials are looked up this often. Rotated ones are found the first time.
 MAX_CREDENTIAL_LOOKUPS: Final = 3
 
-
-#: What the one who publishes knows a message by; of a task, its id.
+#: What the publisher knows a message by: the id of a task.
 Tag = TypeVar("Tag")
 
 
@@ -44,12 +43,12 @@ class PendingMessage(Generic[Tag]):
     """One message on its way.
 
     Attributes:
-        tag: what the one who published it knows it by.
+        tag: what its publisher knows it by.
         size: in bytes, as SQS counts them.
         since: when it was published.
         batch_limit: how many messages its batch may have.
-        failures: how often it was tried in vain.
-        outage_since: when the outage began in which it failed first.
+        failures: how often sending it has failed.
+        outage_since: when the outage in which it failed first began.
     """
 
     queue: Queue
@@ -63,7 +62,7 @@ class PendingMessage(Generic[Tag]):
 
     @property
     def group(self) -> str | None:
-        """The group whose order counts. The groups of standard queues are for fairness and have none."""
+        """The group whose order counts; `None` in a standard queue, where groups only serve fairness."""
         return self.message.group_id if self.queue.fifo else None
 
 
@@ -72,12 +71,12 @@ class PendingBatches(Generic[Tag]):
     """The pending messages of one queue.
 
     Attributes:
-        ready: may be sent. Of each group in a FIFO queue at most one message, so that no message of a group
-            is overtaken by a later one: SQS may refuse one of a batch, and take those after it.
-        waiting: by group, messages that wait until the one before them has been sent, or given up. A group
-            without anything under way is not here.
-        waiting_count: how many these are.
-        outage_since: when sending first failed after the last success; `None`: it works.
+        ready: messages that may be sent: at most one of each group in a FIFO queue, so that no message
+            overtakes an earlier one of its group. SQS may refuse one of a batch, and take those after it.
+        waiting: by group, messages that wait until the one before them was sent or given up. A group is here
+            only while one of its messages is ready or under way.
+        waiting_count: how many messages wait.
+        outage_since: when sending first failed after the last success; `None` while it works.
     """
 
     ready: deque[PendingMessage[Tag]] = field(default_factory=deque)
@@ -86,7 +85,7 @@ class PendingBatches(Generic[Tag]):
     outage_since: float | None = None
 
     def add(self, pending: PendingMessage[Tag]) -> None:
-        """Append it, behind its group."""
+        """Add a message, behind the others of its group."""
         group = pending.group
         if group in self.waiting:
             self.waiting[group].append(pending)
@@ -97,7 +96,7 @@ class PendingBatches(Generic[Tag]):
         self.ready.append(pending)
 
     def remove(self, pending: PendingMessage[Tag]) -> None:
-        """It was sent or given up: the next one of its group may be sent."""
+        """A message was sent or given up: the next one of its group may be sent."""
         group = pending.group
         if group is None:
             return
@@ -108,7 +107,7 @@ class PendingBatches(Generic[Tag]):
             del self.waiting[group]
 
     def withdraw(self, gone: Callable[[Tag], bool]) -> list[PendingMessage[Tag]]:
-        """Take out those that wait or may be sent."""
+        """Take out the messages whose tags are `gone`, unless they are under way."""
         withdrawn = [pending for waiting in self.waiting.values() for pending in waiting if gone(pending.tag)]
         for group, waiting in self.waiting.items():
             self.waiting[group] = deque(pending for pending in waiting if not gone(pending.tag))
@@ -120,15 +119,15 @@ class PendingBatches(Generic[Tag]):
         return [*first, *withdrawn]
 
     def first_batch(self) -> tuple[int, bool]:
-        """How many of the ready messages go into the next request, and whether no more can join them."""
+        """How many ready messages the next request takes, and whether it is full."""
         free_bytes, limit = MESSAGE_BYTES, BATCH_ENTRIES
         for count, pending in enumerate(self.ready):
             free_bytes -= pending.size
             limit = min(limit, pending.batch_limit)
-            # Alone it goes in any case: where it is larger than a batch, its payload goes to S3.
+            # One message is always sent: if it is larger than a batch, its payload goes to S3.
             if count and (free_bytes < 0 or count >= limit):
                 return count, True
-        # Where messages wait for others of their group, lingering would keep them longer.
+        # Lingering would delay the messages that wait for others of their group.
         return len(self.ready), len(self.ready) >= limit or self.waiting_count > 0
 
 
@@ -136,12 +135,12 @@ class PendingMessages(Generic[Tag]):
     """Messages that are published and not yet sent.
 
     Args:
-        linger: for how many seconds a batch that is not full waits for more.
-        give_up: after how many seconds of an outage a message is given up.
+        linger: seconds for which a batch that is not full waits for more.
+        give_up: seconds of an outage after which a message is given up.
 
     Attributes:
-        size: bytes of everything that waits or is under way.
-        failures: tag and reason of each message that was given up; whoever reads them takes them out.
+        size: bytes of all messages that wait or are under way.
+        failures: tag and reason of each message that was given up; the reader takes them out.
         accepted: how many messages were ever added.
     """
 
@@ -164,7 +163,7 @@ class PendingMessages(Generic[Tag]):
 
     @property
     def waiting(self) -> list[Tag]:
-        """Their tags, the first published first."""
+        """The tags of these messages, in the order of publication."""
         return [pending.tag for pending in self._messages]
 
     def add(
@@ -175,9 +174,9 @@ class PendingMessages(Generic[Tag]):
         now: float,
         offloaded: Callable[[Queue, int], bool] = lambda _queue, _size: False,
     ) -> bool:
-        """Add a message to be sent; whether a batch now need not linger.
+        """Add a message. Returns whether there is a full batch to send now.
 
-        The payload of an `offloaded` message goes to S3, and the message takes a request of its own.
+        The payload of an `offloaded` message goes to S3, so the message takes a request of its own.
         """
         size = message_bytes(message.body, message.attributes)
         self.accepted += 1
@@ -192,22 +191,20 @@ class PendingMessages(Generic[Tag]):
         batches.add(pending)
         self._messages[pending] = None
         self.size += size
-        # Fewer than ten small messages are no full batch, and need not be looked at one by one.
+        # Fewer than ten small messages can't fill a batch, so there is no need to look at each.
         few = len(batches.ready) < limit and not batches.waiting_count
         return not (few and self.size <= MESSAGE_BYTES) and batches.first_batch()[1]
 
     def take(self, now: float, *, flushing: bool = False) -> list[PendingMessage[Tag]]:
-        """The next batch to send; empty if none is full, nor has lingered long enough.
+        """Take the next batch to send; empty if none is full or has lingered long enough.
 
-        Args:
-            now: the time.
-            flushing: nothing lingers.
+        With `flushing` nothing lingers.
         """
         self._bring_back(now)
         for queue, batches in self._batches.items():
             count, full = batches.first_batch()
             if count and (full or flushing or now >= batches.ready[0].since + self._linger):
-                # Last from now on, so that one busy queue does not keep the others waiting.
+                # The queue goes to the end, so that a busy one does not keep the others waiting.
                 self._batches[queue] = self._batches.pop(queue)
                 return [batches.ready.popleft() for _ in range(count)]
         return []
@@ -219,17 +216,17 @@ class PendingMessages(Generic[Tag]):
         )
 
     def batches_ready(self) -> int:
-        """About how many batches there are, full or not."""
+        """About how many batches are ready, full or not."""
         return sum(math.ceil(len(batches.ready) / BATCH_ENTRIES) for batches in self._batches.values())
 
     def due(self) -> float | None:
-        """When there may be something to take, if nothing is added; `None`: never."""
+        """The instant from which `take` may return a batch, if nothing is added; `None` if there is none."""
         instants = [each.ready[0].since + self._linger for each in self._batches.values() if each.ready]
         instants += [not_before for not_before, _, _ in self._retries[:1]]
         return min(instants, default=None)
 
     def withdraw(self, gone: Callable[[Tag], bool]) -> list[Tag]:
-        """Take out those that are not under way, and return their tags."""
+        """Take out the messages whose tags are `gone`, unless they are under way. Returns their tags."""
         withdrawn = [each for batches in self._batches.values() for each in batches.withdraw(gone)]
         returning = [entry[2] for entry in self._retries if gone(entry[2].tag)]
         self._retries = [entry for entry in self._retries if not gone(entry[2].tag)]
@@ -242,11 +239,11 @@ class PendingMessages(Generic[Tag]):
         return [pending.tag for pending in withdrawn]
 
     def conclude(self, batch: list[PendingMessage[Tag]], failed: Mapping[int, SQSError], now: float) -> None:
-        """A batch was sent: forget what SQS has, keep what is tried again, note what is given up.
+        """Forget what SQS took of a batch, keep what will be tried again, and note what is given up.
 
         Args:
             batch: the messages, as `take` returned them.
-            failed: errors by position; one error is that of all where the request failed as a whole.
+            failed: errors by position; the same error for all if the request failed as a whole.
             now: the time.
         """
         whole = failed.get(0)
@@ -268,7 +265,7 @@ class PendingMessages(Generic[Tag]):
     def _retry_or_give_up(
         self, batches: PendingBatches[Tag], errors: Mapping[PendingMessage[Tag], SQSError], now: float
     ) -> None:
-        # One pause for all, so that they share a batch again.
+        # All get the same pause, so that they share a batch again.
         not_before = now + pause(1 + max((pending.failures for pending in errors), default=0))
         for pending, error in errors.items():
             _count_failure(pending, error, batches, now)
@@ -279,7 +276,7 @@ class PendingMessages(Generic[Tag]):
                 self._remove(pending)
 
     def _divide(self, batch: list[PendingMessage[Tag]]) -> None:
-        """SQS refused a whole request: send its halves, until only wrong messages fail."""
+        """SQS refused a whole request: send it in halves, until only the wrong messages fail."""
         for pending in batch:
             pending.batch_limit = len(batch) // 2
         self._batches[batch[0].queue].ready.extendleft(reversed(batch))
@@ -300,7 +297,7 @@ class PendingMessages(Generic[Tag]):
 def _count_failure(
     pending: PendingMessage[Tag], error: SQSError, batches: PendingBatches[Tag], now: float
 ) -> None:
-    """The first failure of a message counts from the beginning of the outage that it is in."""
+    """Count a failure. A message that fails first in an outage counts from the beginning of that outage."""
     if isinstance(error, PASSING_ERRORS) and batches.outage_since is None:
         batches.outage_since = now
     pending.failures += 1

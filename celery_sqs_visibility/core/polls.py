@@ -1,8 +1,8 @@
 """Polls of one queue: when the next one is due, how long it waits, and what its end means.
 
 One poll at a time waits for messages. While batches come back full, others help it. A poll whose answer is
-late is not cut off: SQS may have taken messages for it, and nobody would get them. It counts as unanswered,
-and another one follows.
+late is not cut off, because SQS may already have handed out messages to it, which nobody would get. It counts
+as unanswered, and another poll follows.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 #: Polls of a queue at the same time while its batches come back full.
 MAX_PARALLEL_POLLS: Final = 12
 
-#: The same with those that hang. More do not help once this many are stuck.
+#: The same including polls that hang. Once this many are stuck, more do not help.
 MAX_POLLS: Final = 20
 
-#: SQS may answer with fewer messages than it has. From a poll that was answered at once, without waiting for
-#: messages to arrive, this many count as a full batch.
+#: SQS may answer with fewer messages than it has. If a poll is answered at once, without waiting for messages
+#: to arrive, this many count as a full batch.
 NEARLY_FULL_BATCH: Final = 5
 ANSWERED_AT_ONCE_SECONDS: Final = 0.5
 
-#: A FIFO queue is asked for one message at a time, so every message may be one of many. A helper that finds
-#: none shows that there are few groups; the next helper is not tried before this time has passed.
+#: A FIFO queue is asked for one message at a time, so each message may be one of many. A helper that finds
+#: none shows that there are few groups, so the next helper has to wait for this time.
 HELPER_PAUSE_SECONDS: Final = 1.0
 
-#: A poll that SQS refuses is refused within this time, and does not wait for messages.
+#: SQS refuses a poll within this time. One that lasts longer waits for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
 
-#: Polls of a queue that this process has made which SQS may refuse: all of it knows a queue after a second.
+#: SQS may refuse so many polls of a queue that this process created: it takes a second to know the queue.
 NEW_QUEUE_FAILURES: Final = 2
 
 
@@ -59,12 +59,12 @@ class Polling(enum.Enum):
 
 
 class PollState(enum.Enum):
-    """How far a poll is: from `ASKED` to `ANSWERED` to `TAKEN`, the first two of which may be overdue."""
+    """Stages of a poll: `ASKED`, `ANSWERED`, `TAKEN`. The first two may become overdue."""
 
     ASKED = "the request is under way"
-    UNANSWERED = "the answer is late, and the reservation given back"
+    UNANSWERED = "the answer is late, and the reservation was given back"
     ANSWERED = "the call has returned, and its messages are being taken"
-    STUCK = "its messages are being taken for too long"
+    STUCK = "taking its messages lasts for too long"
     TAKEN = "its messages are held, or not kept"
 
 
@@ -82,25 +82,25 @@ class Failure(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Poll:
-    """A poll from before its request until its messages are taken. Instants are monotonic."""
+    """One poll, until its messages are taken. Instants are monotonic."""
 
     reservation: Reservation
     wait: int  # seconds that SQS may wait for a message
     started: float
-    overdue_at: float  # from this instant on another may be made in its place
-    helper: bool  # whether it helps another one, while batches come back full
+    overdue_at: float  # from this instant on another poll may replace it
+    helper: bool  # whether it helps the poll that waits
     attempt: Attempt | None  # in a FIFO queue
     state: PollState = PollState.ASKED
-    more: bool = False  # whether another poll is likely to bring something, too
+    more: bool = False  # whether another poll is likely to bring messages, too
 
     @property
     def overdue(self) -> bool:
-        """Whether another may be made in its place."""
+        """Whether another poll may replace it."""
         return self.state in OVERDUE.values()
 
 
 class QueuePolls:
-    """The polls of one queue, from `start` to `stop`. Not thread-safe: its driver locks.
+    """The polls of one queue, from `start` to `stop`. Not thread-safe: the driver locks.
 
     Args:
         queue: the queue.
@@ -108,10 +108,10 @@ class QueuePolls:
         schedule: when to poll.
         wait: seconds of a long poll.
         visibility_timeout: seconds; `None` if only SQS knows.
-        served: called when there is capacity for a poll that waited for it.
+        served: called once there is capacity for a poll that waited for it.
 
     Attributes:
-        in_flight: polls under way, those included whose messages are being taken.
+        in_flight: polls under way, including those whose messages are being taken.
         failures: polls that failed in a row.
         answered: whether a poll has ever succeeded.
         cuts: polls that were cut off while SQS let them wait.
@@ -139,21 +139,21 @@ class QueuePolls:
         self.answered = False
         self.cuts = 0
         self.state = Polling.NEW
-        self._waiter: Waiter | None = None  # for the capacity of the next long poll
-        self._long_poll: Poll | None = None  # that waits for messages, and is not overdue
-        self._helpers = 0  # polls to make beside the one that waits
+        self._waiter: Waiter | None = None  # waits for the capacity of the next long poll
+        self._long_poll: Poll | None = None  # the poll that waits for messages, if it is not overdue
+        self._helpers = 0  # polls to make besides the one that waits
         self._no_helper_before = -math.inf
         self._not_before = -math.inf  # the instant from which the next poll may begin
 
     def start(self, now: float) -> None:
-        """Poll from that monotonic instant on. Idempotent; after `stop` without effect."""
+        """Poll from that monotonic instant on. Idempotent; has no effect after `stop`."""
         if self.state is Polling.NEW:
             self.state = Polling.ACTIVE
             self._not_before = now
             self._capacity.add_queue(self.queue.name)
 
     def stop(self, now: float) -> None:
-        """Poll no more. Polls in flight go on, and what they bring is still taken. Idempotent."""
+        """Poll no more. Polls in flight go on, and their messages are still taken. Idempotent."""
         before, self.state = self.state, Polling.STOPPED
         if before is Polling.STOPPED:
             return
@@ -162,7 +162,7 @@ class QueuePolls:
         self._capacity.forget_polls(self.queue.name)
 
     def pause(self, until: float, now: float) -> None:
-        """Begin no poll before that monotonic instant; one in the past ends the pause."""
+        """Begin no poll before that monotonic instant. An instant in the past ends the pause."""
         self._paused_until = until
         if self.state is Polling.ACTIVE and now < until:
             self.state = Polling.PAUSED
@@ -175,13 +175,13 @@ class QueuePolls:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was stopped, and no poll is in flight but those that hang."""
+        """Whether it was stopped, and only polls that hang are in flight."""
         return self.state is Polling.STOPPED and all(poll.overdue for poll in self.in_flight)
 
     # The next poll.
 
     def due(self, now: float) -> float | None:
-        """The monotonic instant from which `take` returns a poll; `None` if that is not known."""
+        """The monotonic instant from which `take` returns a poll; `None` if it is not known."""
         if self.state is Polling.ACTIVE:
             return now if self._helpers else self._next_long_poll()
         if self.state is Polling.PAUSED and self._paused_until < math.inf:
@@ -189,11 +189,11 @@ class QueuePolls:
         return None
 
     def ready(self) -> int:
-        """How many polls are due, where at least one is."""
+        """How many polls are due, given that at least one is."""
         return self._helpers + (self._long_poll is None)
 
     def take(self, now: float) -> Poll | None:
-        """The next poll, to be made at once; `None` if none is due, or there is no capacity for it."""
+        """Take the next poll, to be made at once; `None` if none is due, or there is no capacity."""
         if self.state is Polling.PAUSED:
             self.pause(self._paused_until, now)  # its end may have come
         if self.state is not Polling.ACTIVE:
@@ -218,7 +218,7 @@ class QueuePolls:
             return None
         wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # is there an answer again?
         self._long_poll = self._begin(waiter.reservation, wait, now, helper=False)
-        self._waiter = None  # not before: where memory lacks, the reservation is kept
+        self._waiter = None  # last: if memory lacks before, the reservation is kept
         return self._long_poll
 
     def _take_helper(self, now: float) -> Poll | None:
@@ -260,13 +260,13 @@ class QueuePolls:
             self._capacity.remove_waiter(waiter, now)
 
     def expect(self, message_id: str, at: float) -> bool:
-        """A message of this queue becomes visible at that monotonic instant. Whether a poll is due sooner."""
+        """Expect a message at that monotonic instant. Returns whether a poll is due sooner."""
         return self.schedule.expect(message_id, at)
 
     def look(self, now: float, made: Collection[Poll]) -> None:
-        """Note which polls nobody makes any more, and whether a message is back. Twice a second.
+        """End the polls that no thread makes any more, and note whether a message is back. Twice a second.
 
-        `made` are the polls whose requests are made, or whose messages are taken.
+        `made` are the polls that a thread has.
         """
         for poll in [each for each in self.in_flight if each not in made]:
             self.failures += 1
@@ -274,7 +274,7 @@ class QueuePolls:
         self._expect_due(now)
 
     def _expect_due(self, now: float) -> None:
-        """Where a message is back and no poll is in flight, the queue skips the rotation of idle ones."""
+        """If a message is back and no poll is in flight, the queue skips the rotation of idle queues."""
         if self.state is Polling.ACTIVE and not self.in_flight:
             due = self.schedule.next_expected()
             if due is not None and due <= now:
@@ -283,7 +283,7 @@ class QueuePolls:
     # The end of a poll.
 
     def succeeded(self, poll: Poll, message_ids: Collection[str], now: float) -> None:
-        """SQS has answered with these messages, which are being taken until `ended`."""
+        """Note that SQS answered with these messages, which are being taken until `ended`."""
         probe = self.failures > 0 and poll.wait < self._wait
         self.failures = 0
         self.answered = True
@@ -296,7 +296,7 @@ class QueuePolls:
         self._note_answer(poll, len(message_ids), now)
 
     def failed(self, poll: Poll, error: SQSError, now: float) -> Failure:
-        """The request failed; `ended` follows."""
+        """Note that the request failed. Returns what that means; `ended` follows."""
         if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
             self._attempts.unanswered(poll.attempt)
         failure = self._meaning_of(poll, error, now)
@@ -306,7 +306,7 @@ class QueuePolls:
         return failure
 
     def _meaning_of(self, poll: Poll, error: SQSError, now: float) -> Failure:
-        """What the error means; it is counted, unless an overdue poll has it, which has counted before."""
+        """What the error means. Counts the failure, unless it counted when the poll became overdue."""
         if isinstance(error, AnswerLostError) and REFUSED_WITHIN_SECONDS <= now - poll.started < poll.wait:
             self.failures += 1
             return Failure.CUT
@@ -328,12 +328,12 @@ class QueuePolls:
         poll.overdue_at = now + HUNG_AFTER_SECONDS
 
     def taken(self, poll: Poll, now: float) -> None:
-        """What the poll brought is held, or not kept."""
+        """Note that the poll's messages are held, or not kept."""
         poll.state = PollState.TAKEN
         self._capacity.taken(poll.reservation, now)
 
     def ended(self, poll: Poll, now: float) -> None:
-        """The poll is over, and another may follow. Idempotent."""
+        """End the poll: another may follow. Idempotent."""
         if poll not in self.in_flight:
             return
         self.in_flight.remove(poll)
@@ -352,11 +352,11 @@ class QueuePolls:
             self._not_before = now + pause(self.failures) if self.failures else now
 
     def _may_add_helper(self) -> bool:
-        """Beside the next long poll, and those in flight."""
+        """Whether there is room for one besides the next long poll and those in flight."""
         return not self.failures and len(self.in_flight) + self._helpers + 1 < MAX_PARALLEL_POLLS
 
     def note_late(self, now: float) -> list[Poll]:
-        """Note which polls have become overdue: the capacity of unanswered ones is given back."""
+        """Mark polls that have become overdue, and return them. Unanswered ones give back their capacity."""
         overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and poll.state in OVERDUE]
         for poll in overdue:
             poll.state = OVERDUE[poll.state]
@@ -377,7 +377,7 @@ class QueuePolls:
         return bool(in_flight) and all(poll.overdue_at > now for poll in in_flight)
 
     def late(self, now: float) -> float:
-        """For how many seconds a poll, or its answer, has been due; 0 while it waits for capacity."""
+        """For how many seconds a poll or its answer has been overdue; 0 while it waits for capacity."""
         if self.state is not Polling.ACTIVE:
             return 0.0
         poll = self._long_poll
@@ -385,6 +385,6 @@ class QueuePolls:
         return 0.0 if due is None else max(0.0, now - due)
 
     def accepted(self, now: float) -> bool:
-        """Whether SQS has answered a poll, or lets one wait for messages."""
+        """Whether SQS has ever answered a poll, or lets one wait for messages."""
         waiting = (poll for poll in self.in_flight.copy() if not poll.overdue)
         return self.answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)

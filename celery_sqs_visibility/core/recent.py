@@ -1,4 +1,4 @@
-"""The latest keys, each remembered for some time."""
+"""A bounded memory of the latest keys, each kept for a limited time."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ K = TypeVar("K", bound=Hashable)
 
 
 class RecentKeys(Generic[K]):
-    """The latest keys, each for some time. Not thread-safe, but for asking whether it has a key.
+    """The latest keys, each kept for some time. Only `in` may be used from any thread.
 
     Args:
-        most: keys that are kept; the oldest make room.
-        seconds: how long each is kept, while there are no more than `most`.
+        most: the number of keys to keep; the oldest make room.
+        seconds: how long to keep each, while there are no more than `most`.
     """
 
     def __init__(self, most: int, seconds: float = math.inf) -> None:
         self._most = most
         self._seconds = seconds
-        self._keys: OrderedDict[K, float] = OrderedDict()  # until which instant each is kept
+        self._keys: OrderedDict[K, float] = OrderedDict()  # the instant until which each is kept
 
     def __contains__(self, key: K) -> bool:
         return key in self._keys
@@ -30,7 +30,7 @@ class RecentKeys(Generic[K]):
         return len(self._keys)
 
     def add(self, key: K, now: float, until: float = 0.0) -> bool:
-        """Keep a key until the monotonic instant `until`, if that is later than usual; whether it is new."""
+        """Keep a key, at least until the monotonic instant `until`. Returns whether it is new."""
         keys = self._keys
         new = key not in keys
         keys[key] = max(now + self._seconds, until)

@@ -1,6 +1,6 @@
-"""Turns of a worker's queues: Celery gets a message when there is a slot for it, in the queues' order.
+"""Turns of a worker's queues: Celery gets a message once there is a slot for it, in the order of the queues.
 
-Celery runs messages in the order in which it gets them. So a message that may be overtaken stays in the
+Celery runs messages in the order in which it gets them. So a message that another may overtake stays in the
 buffer until it can start.
 """
 
@@ -18,26 +18,26 @@ from celery_sqs_visibility.policy.queue_order import QueueOrder
 
 
 class Turns:
-    """Messages given to Celery whose runs have not ended, and the next turn. One for a process.
+    """The messages that Celery has until their runs end, and the queue that is next. One for each process.
 
     Args:
         order: the option `queue_order`.
-        options_of: of a queue, whose `weight` and `max_running` count.
+        options_of: returns the options of a queue; `weight` and `max_running` are used.
 
     Attributes:
-        slots: the process's.
+        slots: returns the slots of the process.
     """
 
     def __init__(self, order: Order, options_of: OptionsOfQueue) -> None:
         self._options_of = options_of
         self._order = QueueOrder(order, options_of)
-        # By queue that was consumed at some time, and by message. A run that nobody refers to any more has no
-        # slot.
+        # By queue, of all that were ever consumed, and by message. A run that nothing refers to any more has
+        # no slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
-        # Those of them that wait for their ETA or their rate limit, and do not run.
+        # Those that wait for their ETA or their rate limit, and do not run.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
-        # Messages held of each queue, and runs whose messages were settled when they began, by all consumers
-        # of the process: an earlier connection's runs count.
+        # Messages held of each queue, and runs whose messages were settled when they began, of all consumers
+        # of the process: the runs of an earlier connection count.
         self._held: Counter[str] = Counter()
         self._runs: defaultdict[str, WeakSet[Delivery]] = defaultdict(WeakSet)
         # The option `max_running` of each queue that has it.
@@ -45,7 +45,7 @@ class Turns:
         self.slots: Callable[[], Slots] | None = None
 
     def add_queue(self, queue: str) -> None:
-        """It is consumed from now on; harmless if it is already."""
+        """Add a queue that is consumed from now on. Idempotent."""
         if queue in self._begun:
             return
         self._order.add(queue)
@@ -63,70 +63,70 @@ class Turns:
         return bool(self._startable(waiting))
 
     def begin(self, delivery: Delivery) -> None:
-        """It goes to Celery."""
+        """Mark a message as handed to Celery."""
         queue = delivery.queue.name
         self.add_queue(queue)
         self._begun[queue][delivery.message_key] = delivery
 
     def end(self, delivery: Delivery) -> None:
-        """It is settled, and does not run; harmless if it never began."""
+        """Forget a message that is settled and does not run. Idempotent."""
         if (of_queue := self._begun.get(delivery.queue.name)) is not None:
             of_queue.pop(delivery.message_key, None)
         if self._resting:
             self._resting.pop(delivery.message_key, None)
 
     def rest(self, delivery: Delivery) -> None:
-        """Celery holds it for its ETA or its rate: it takes no slot, but counts for its queue."""
+        """Free the slot of a message that Celery holds for its ETA or rate; it still counts for its queue."""
         of_queue = self._begun.get(delivery.queue.name)
         if of_queue is not None and (begun := of_queue.get(delivery.message_key)) is not None:
             self._resting[delivery.message_key] = begun
 
     def resume(self, delivery: Delivery) -> None:
-        """Its time has come; harmless if it did not rest."""
+        """Give a message its slot again, as its time has come. Idempotent."""
         self._resting.pop(delivery.message_key, None)
 
     def hold(self, queue: str, messages: int) -> None:
-        """This number of messages more is held of the queue."""
+        """Count this many more messages of the queue as held."""
         self._held[queue] += messages
 
     def recount(self, queues: Iterable[str]) -> None:
-        """The queues of all messages that are held."""
+        """Count the held messages anew, given the queue of each."""
         self._held = Counter(queues)
 
     def start_run(self, run: Delivery) -> None:
-        """A run goes on whose message was settled."""
+        """Count a run that goes on though its message was settled."""
         self._runs[run.queue.name].add(run)
 
     def end_run(self, run: Delivery) -> None:
-        """It has ended."""
+        """Count such a run no longer."""
         self._runs[run.queue.name].discard(run)
 
     def held(self, queue: str) -> int:
-        """How many of the queue's messages are held, or run. Any thread."""
+        """How many messages of the queue are held or run. Any thread."""
         return self._held[queue] + len(self._runs.get(queue, ()))
 
     def rank(self, queue: str) -> int:
-        """The order in which queues that wait for capacity are served."""
+        """The queue's place in the order in which waiting queues are served."""
         return self._order.rank(queue)
 
     def begun(self, queue: str) -> int:
-        """How many of the queue's messages Celery has."""
+        """How many messages of the queue Celery has."""
         return len(self._begun.get(queue, ()))
 
     def max_running(self, queue: str) -> int | None:
-        """The queue's option."""
+        """The queue's option `max_running`."""
         return self._options_of(queue).max_running
 
     def is_full(self, queue: str) -> bool:
-        """Whether the process holds as many messages of the queue as `max_running` lets it. Any thread."""
+        """Whether the process holds as many messages of the queue as `max_running` allows. Any thread."""
         return self.own_share(queue, 0).get("room") == 0
 
     def overtakes(self, queue: str) -> bool:
-        """Whether a message of the queue may be run before others that came first."""
+        """Whether a message of the queue may run before others that came first."""
         return self._runnable() is not None and self._order.overtakes(queue)
 
     def overtakers(self, queue: str) -> frozenset[str]:
-        """The queues that may overtake this one, if it may overtake none."""
+        """The queues that may overtake this one; none if it may overtake others."""
         return frozenset() if self._runnable() is None else self._order.overtakers(queue)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:
