@@ -153,7 +153,9 @@ def test_the_rest_of_a_long_event_is_made_one_message_of(count):
 
 
 def test_where_the_message_for_the_rest_is_refused_too_the_event_comes_back():
-    sending = Sending(factories.delivery(QUEUE), records(2, remainder=lambda _: OutgoingMessage("left")))
+    messages = [OutgoingMessage("a"), OutgoingMessage("b")]
+    forward = factories.split(messages, lambda _: OutgoingMessage("left"), otherwise=RELEASE)
+    sending = Sending(factories.delivery(QUEUE), forward)
     sending.begin()
     sending.note_sent(0, "id")
     sending.note_unsent(1, refused := AccessDeniedError("no"))
