@@ -1,4 +1,4 @@
-"""Received messages: decoded, compared with those that are held, parked, and buffered for Celery."""
+"""Received messages on their way to Celery: decoded, compared with those held, then parked or buffered."""
 
 from __future__ import annotations
 
@@ -30,24 +30,25 @@ logger = logging.getLogger(__name__)
 UNEXPECTED: Final = "unexpected error with a message of %r; it comes back at its own time"
 NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 
-#: Gives a buffered message to Celery: the field of `BufferedMessage`.
+#: Hands a buffered message to Celery: `BufferedMessage.dispatch`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
-#: A received message, with its content.
-Taken = tuple[Delivery, Content, ReceivedMessage]
-
-#: Begins to fetch the payload of a message, which `Arrivals.fetched` then gets.
+#: Begins to fetch the payload of a message, for `Arrivals.fetched`.
 Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 
 
 class Arrivals:
     """Sorts received messages into those for Celery, and those that are settled at once.
 
-    `capacity` counts those that Celery gets. `receivers` has the callbacks of the queues; where one has none,
-    `give_back` settles its messages. Without `fetch` there are no payloads in S3.
-    `turn_given`, where queues have turns, is called as a message of that queue goes to Celery.
-
-    Celery gets messages while `state` says that their consumer consumes.
+    Args:
+        decoder: makes deliveries of messages.
+        holder: of the deliveries.
+        capacity: counts the messages that Celery gets.
+        receivers: have the callbacks of the queues.
+        give_back: settles the messages of queues without a callback.
+        state: Celery gets messages only while this consumer consumes.
+        fetch: begins to fetch payloads; without it there are none in S3.
+        turn_given: called as a message of that queue goes to Celery, if queues have turns.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class Arrivals:
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> list[BufferedMessage]:
-        """Hold the messages of a poll, made and answered at these instants; those for Celery are returned.
+        """Hold the messages of a poll, which was called and returned at these instants. A thread that polls.
 
-        A thread that polls.
+        Returns those for Celery.
         """
         decoded = self._decoder.decode(queue, messages, called, returned)
         received = self._holder.receive([delivery for delivery, _, _ in decoded])
@@ -88,18 +89,18 @@ class Arrivals:
                 elif (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
             except Exception:  # noqa: BLE001 - it is logged
-                newer.settle(Lapse())  # nothing, unless it is held itself
+                newer.settle(Lapse())  # no effect, unless it is the delivery that is held
                 log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
 
     def _notice_return(self, arrival: Arrival, delivery: Delivery, content: Content) -> None:
-        """The newer receipt is of a message that is held here already, or finished: it is not run."""
+        """Note a newer receipt of a message that is held or finished here: it is not run."""
         if isinstance(content, DecodedMessage):
             self._count_parks(delivery, content)
         self._holder.notice_return(delivery, arrival)
 
     def _count_parks(self, delivery: Delivery, content: DecodedMessage) -> None:
-        """Count how many of its receives so far were no attempts."""
+        """Note how many receives of its message so far were no attempts."""
         if content.eta is not None or delivery.moved_from:
             parks = self._holder.parking.parks_until_eta(delivery, content)
             delivery.parkings = max(delivery.parkings, parks)
@@ -107,7 +108,10 @@ class Arrivals:
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """The payload of a message that is held has come from S3. A thread that fetches."""
+        """Take in a held message whose payload has come from S3. A thread that fetches.
+
+        Returns the message for Celery, if it is one.
+        """
         delivery.attended = False
         content = with_payload(delivery, content, message)
         if isinstance(content, DecodedMessage):
@@ -116,10 +120,11 @@ class Arrivals:
         return [] if one is None else [one]
 
     def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> list[BufferedMessage] | None:
-        """Celery is to hold a message whose copy its queue refuses. A thread that sends copies.
+        """Let Celery hold a message whose queue refuses the copy. A thread that sends copies.
 
         Returns:
-            The message for Celery, or none if that gets none; `None` if the delivery is not held any more.
+            The message for Celery, or nothing if its queue is not consumed; `None` if the delivery is no
+            longer held.
         """
         if not self._holder.disclaim(delivery):
             return None
@@ -136,7 +141,7 @@ class Arrivals:
         message: ReceivedMessage,
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
-        """The message for Celery; `None` if it is settled, or its payload is still to come."""
+        """Return the message for Celery; `None` if it is settled, or its payload is still to come."""
         if isinstance(content, DecodedMessage):
             if content.eta is None and not delivery.moved_from and dispatch is not None:  # as most
                 return BufferedMessage(delivery, content.payload, dispatch)
@@ -183,10 +188,10 @@ class Arrivals:
         return None
 
     def _dispatch(self, queue: Queue) -> Dispatch | None:
-        """How messages of the queue get to Celery, on the main thread; `None` if they do not any more.
+        """What hands the queue's messages to Celery, on the main thread; `None` if Celery gets no more.
 
-        An exception of Celery's is raised if that is wanted, and its message stays held; otherwise it is
-        logged, and the message comes back.
+        An exception of Celery is either raised, and the message stays held, or logged, and the message comes
+        back.
         """
         on_message = self._receivers.on_message(queue.name)
         if on_message is None:
@@ -198,7 +203,7 @@ class Arrivals:
             delivery = buffered.delivery
             try:
                 if state.phase is not Phase.CONSUMING or lapsed(delivery):
-                    return  # a held delivery that does not run is given back
+                    return  # it is given back, as all that are held and do not run
                 if turn_given is not None:
                     turn_given(queue.name)
                 capacity.handed += 1
@@ -215,7 +220,7 @@ class Arrivals:
 
 
 def split(delivery: Delivery, records: Records) -> Forward:
-    """Send each record as a message of its own, then delete the event."""
+    """The settlement that sends each record as a message of its own, then deletes the event."""
 
     def otherwise(error: SQSError) -> Settlement:
         if isinstance(error, DeletesRefusedError):
@@ -230,7 +235,7 @@ def split(delivery: Delivery, records: Records) -> Forward:
 
 
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
-    """The content that came from S3, whose task its delivery then knows. A dead letter keeps the pointer."""
+    """Note the task in the delivery. Returns the content from S3; a dead letter keeps the pointer."""
     if isinstance(content, DecodedMessage):
         task, task_id = loggable(content.task), loggable(content.task_id)
         delivery.facts = replace(delivery.facts, task=task, task_id=task_id)
@@ -240,7 +245,7 @@ def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMess
 
 
 def refuse(delivery: Delivery, error: UnreadableError, body: str) -> None:
-    """Refuse a message that could not be decoded; a bug behind that is logged once. Any thread."""
+    """Refuse a message that could not be decoded. If a bug is the cause, it is logged once. Any thread."""
     first = delivery.refuse(str(error), body)
     if first and (bug := error.__cause__) is not None:
         fields = Fields(message_id=delivery.facts.message_id)

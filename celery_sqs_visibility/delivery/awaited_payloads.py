@@ -1,4 +1,4 @@
-"""Payloads on their way from S3, while the heartbeat extends their messages: no poll waits for them."""
+"""Payloads on their way from S3. No poll waits for them; the heartbeat extends their messages."""
 
 from __future__ import annotations
 
@@ -29,24 +29,26 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
 logger = logging.getLogger(__name__)
 
-#: Payloads fetched at a time: each may have `PAYLOAD_BYTES`.
+#: Payloads fetched at the same time; each may have `PAYLOAD_BYTES`.
 MAX_FETCHES: Final = 4
 
-#: A fetch that fails is tried again for this long, while its message is held; then the message comes back.
+#: A failed fetch is repeated for this long, while its message is held. Then the message comes back.
 TRY_SECONDS: Final = 60.0
 
-#: A fetch that has brought nothing for this time waits for S3: its message leaves its place to others.
+#: A fetch that has brought nothing for this time waits for S3, and its message leaves its place to others.
 SILENCE_SECONDS: Final = 1.0
 
 NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message comes back (%s)"
 
 
 def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], None]) -> str:
-    """The body that the message would have without S3. The caller's thread waits, and calls `progress`.
+    """Return the body that the message would have without S3. Waits in the caller's thread.
+
+    `progress` is called while the answer comes in.
 
     Raises:
-        UnreadableError: there is no such object, or it is no text, or too large.
-        SQSError: try again, or grant a permission.
+        UnreadableError: the object does not exist, is no text, or is too large.
+        SQSError: S3 did not answer, or refused.
     """
     try:
         return objects.get(pointer.key, PAYLOAD_BYTES, progress).decode()
@@ -61,7 +63,7 @@ def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], 
 
 
 def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) -> None:
-    """S3 does not give the payload: the message comes back, late where SQS would move it. Any thread."""
+    """Let a message come back whose payload S3 does not return; late if SQS would move it. Any thread."""
     facts = Fields({**asdict(delivery.facts), "payload": str(pointer), **why})
     log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
     delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(KEPT_SECONDS))
@@ -83,18 +85,18 @@ class Fetch:
 
     @property
     def wanted(self) -> bool:
-        """Whether its message is still held."""
+        """Whether its message is held."""
         return self.delivery.held
 
 
 class AwaitedPayloads:
-    """Fetches payloads of a consumer's messages, which take no capacity while S3 keeps them waiting.
+    """Fetches the payloads of a consumer's messages, which take no capacity while S3 keeps them waiting.
 
     Args:
         objects: the bucket.
-        decode: makes the content of a message with its payload in its body.
+        decode: returns the content of a message that has its payload in its body.
         capacity: of the messages' consumer.
-        fetched: takes the content of a message that is held, in a thread that fetches.
+        fetched: called in a thread that fetches, with the content of a held message.
         clock: the monotonic clock.
 
     Attributes:
@@ -123,7 +125,7 @@ class AwaitedPayloads:
         self._ties = itertools.count()
 
     def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
-        """Fetch the payload of a message that is held. Any thread; it does not block."""
+        """Fetch the payload of a held message. Any thread; does not block."""
         now = self._clock.monotonic()
         self._enqueue(now, Fetch(delivery, pointer, message, now + TRY_SECONDS))
 
@@ -163,17 +165,17 @@ class AwaitedPayloads:
             with self._lock:
                 self._capacity.resume(batch.delivery)
             self._fetched(batch.delivery, batch.content, batch.message)
-        else:  # S3 was not asked, since there is no place: that counts as no failure
+        else:  # there was no place, so S3 was not asked: no failure
             now = self._clock.monotonic()
             batch.until = now + TRY_SECONDS
             self._enqueue(now + pause(batch.failures), batch)
 
     def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Supervised`: nothing is replaced, but messages leave their places to others.
+        """Let messages whose fetches get on no more leave their places to others; all of them, if none does.
 
-        Those do whose fetches get on no more; all, where none does.
+        Replaces nothing. The supervisor's thread.
         """
-        with self._lock:  # so that no fetch ends meanwhile
+        with self._lock:  # no fetch ends meanwhile
             running = self.lane.in_progress()
             silent = [each.batch for each in running if now - each.seen >= SILENCE_SECONDS]
             if silent and len(silent) == len(running):
@@ -182,12 +184,12 @@ class AwaitedPayloads:
                 self._set_aside(one.delivery)
 
     def _set_aside(self, delivery: Delivery) -> None:
-        """Others have its place. Under the lock."""
+        """Let others have the place of a delivery. Under the lock."""
         self._capacity.rest(delivery, Wait.PAYLOAD)
         self._capacity.serve(self._clock.monotonic(), delivery.queue.name)
 
     def _try_again(self, one: Fetch, error: SQSError) -> None:
-        """Later, or never."""
+        """Fetch it again later, or let its message come back."""
         self._outage.failure(error)
         one.failures += 1
         not_before = self._clock.monotonic() + pause(one.failures)

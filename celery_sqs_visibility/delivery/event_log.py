@@ -1,9 +1,9 @@
-"""The log as a listener: constant sentences, facts as fields, the frequent ones at DEBUG.
+"""Log lines of deliveries' events: constant sentences, facts as fields, frequent ones at DEBUG.
 
-Read for one message id, at DEBUG, it answers: did the process die during the run (Started without Finished or
-Failed)? Did the run not begin (Unreadable, Parked)? How often did it fail, and when does it come back
-(Failed, Hidden)? Of a failed attempt users read another line, which has the traceback: see
-celery_sqs_visibility/task/failure_log.py.
+Filtered by one message id, at DEBUG, the log answers: did the process die during the run (Started without
+Finished or Failed)? Did the run not begin (Unreadable, Parked)? How often did it fail, and when does it come
+back (Failed, Hidden)? For a failed attempt users read another line, which has the traceback
+(celery_sqs_visibility/task/failure_log.py).
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.HorizonNear: (logging.WARNING, NEAR_HORIZON),
 }
 
-#: Seconds since the epoch, in a plain log a date. The others are left out there: the line has a time.
+#: Seconds since the epoch, printed as a date in a plain log. The others are left out: a line has its time.
 EPOCH_FIELD: Final = "first_received"
 UNTOLD_FIELDS: Final = {"received", "sent"}
 
-
-#: The request that was made last, about which Celery logs before `celery.worker.state` has it. Weak, since a
-#: run that nobody refers to gives back its slot (`core/turns.py`).
+#: The latest request, about which Celery logs before `celery.worker.state` has it. Weak, since a run that
+#: nothing refers to any more frees its slot (`core/turns.py`).
 last_request: Final[deque[ref[Any]]] = deque(maxlen=1)
 
 
 class Fields(dict[str, object]):
-    """Facts of a log line: printed as `key=value` in a plain log, a mapping for a structured one."""
+    """Facts of a log line: `key=value` in a plain log, a mapping for a structured one."""
 
     def __str__(self) -> str:
         texts = {key: _text(key, value) for key, value in self.items() if key not in UNTOLD_FIELDS}
@@ -70,11 +69,11 @@ def fields_of(facts: DeliveryFacts, **more: object) -> Fields:
 
 
 def log_event(event: DeliveryEvent) -> None:
-    """Write one event to the logger `celery_sqs_visibility`; the fields are also the record's `sqs`."""
+    """Log one event to `celery_sqs_visibility`. The record's attribute `sqs` has the fields."""
     level, sentence = _SENTENCES[type(event)]
     if logger.isEnabledFor(level):
         values = asdict(event)
-        facts = Fields({**values.pop("delivery"), **values})  # those of the delivery first
+        facts = Fields({**values.pop("delivery"), **values})  # the delivery's facts come first
         logger.log(level, sentence, facts, extra={"sqs": facts})
 
 
@@ -89,7 +88,7 @@ def _text(key: str, value: object) -> str | None:
 
 
 def listen() -> None:
-    """Write every event from now on; harmless if it is done already."""
+    """Log every event from now on. Idempotent."""
     if not subscribed(log_event):
         for kind, (level, _) in _SENTENCES.items():
             subscribe(log_event, kind, partial(logger.isEnabledFor, level))

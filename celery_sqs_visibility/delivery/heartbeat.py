@@ -1,4 +1,4 @@
-"""Heartbeat: it keeps held messages hidden, be they buffered, reserved or running."""
+"""Heartbeat: keeps held messages hidden, whether they are buffered, reserved or running."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ logger = logging.getLogger(__name__)
 #: At 50 ms a request, four at a time extend 800 messages a second.
 MAX_IN_FLIGHT: Final = 4
 
-#: An extension is urgent if its message would come back within this time, in which the client could not wait
-#: for the answer to a request that hangs, pause, and make another.
+#: An extension is urgent if its message comes back within this time: too soon for the client to wait for the
+#: answer to a request that hangs, pause, and make another.
 URGENT_SECONDS: Final = 6.25
 
-#: SQS that answers within this time answers to urgent requests, too.
+#: If SQS answers within this time, urgent requests are answered, too.
 PROMPT_SECONDS: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExtensionBatch:
-    """What is due of one queue: `sent` goes to SQS; the `others` have lapsed, or need no extension."""
+    """Due extensions of one queue: `sent` goes to SQS; the `others` have lapsed, or need no request."""
 
     queue: Queue
     sent: list[Extension]
@@ -44,12 +44,12 @@ class ExtensionBatch:
 
 
 class Heartbeat:
-    """The heartbeat's work: see `pump.Work`.
+    """The work of the heartbeat's lane.
 
     Args:
         held: the deliveries that are held; the pump's lock guards them.
         clock: the monotonic clock of their deadlines.
-        resume: carries out a settlement that had to wait for an extension in flight.
+        resume: carries out a settlement that waited for an extension in flight.
 
     Attributes:
         lane: its lane, to be started.
@@ -66,13 +66,13 @@ class Heartbeat:
         self._slow: set[str] = set()  # queues whose latest extension was cut off; each step is atomic
 
     def notice(self) -> None:
-        """Deliveries were added: the next extension may be earlier. Under the lock."""
+        """Look at the schedule again: deliveries were added, and may be due earlier. Under the lock."""
         due = self._held.next_extension()
         if due is not None and due < self.lane.next_due:
             self.lane.wake_for(due, self._clock.monotonic())
 
     def why_not(self, queue: Queue) -> SQSError | None:
-        """Why messages of the queue were not extended lately, if so."""
+        """Why messages of the queue have not been extended lately; `None` if they have."""
         outage = self._outages.get(queue.name)
         return None if outage is None else outage.error
 
@@ -98,7 +98,7 @@ class Heartbeat:
         return batch.queue.sqs.change_visibility(batch.queue.url, changes, urgent=urgent)
 
     def conclude(self, batch: ExtensionBatch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`. It is known how all ended before anybody hears of the first."""
+        """Note how all ended, then tell their runs and listeners."""
         now, answered = self._clock.monotonic(), self._held.answered
         why = self.why_not(batch.queue)
         measured = batch.sent if ExtensionEnded.is_wanted() else ()
@@ -119,20 +119,20 @@ class Heartbeat:
                 self._tell(one, handle, seconds)
 
     def _note_pace(self, queue: str, seconds: float, errors: Collection[SQSError]) -> None:
-        """Where one was cut off, the next waits for the answer for longer, until SQS is prompt again."""
+        """After an extension was cut off, the next ones may wait for longer, until SQS is prompt again."""
         if any(isinstance(error, AnswerLostError) for error in errors):
             self._slow.add(queue)
         elif seconds < PROMPT_SECONDS:
             self._slow.discard(queue)
 
     def _log_outage(self, queue: Queue, since: float, errors: Iterable[SQSError]) -> None:
-        """One line when extending begins to fail, and one when it works again."""
+        """Log once when extending begins to fail, and once when it works again."""
         with self.lane.lock:
             outage = self._outages.get(queue.name)
             if outage is None:
                 outage = Outage(logger, "extend messages", queue.name, self._clock)
                 self._outages[queue.name] = outage
-        # The message's own event tells of an invalid handle.
+        # An invalid handle is reported by the message's own event.
         error = next((error for error in errors if not isinstance(error, ReceiptHandleInvalidError)), None)
         if error is None:
             outage.success(since)
@@ -140,7 +140,7 @@ class Heartbeat:
             outage.failure(error)
 
     def _tell(self, one: Answered, receipt: str, seconds: int) -> None:
-        """A delivery that was deleted or received anew meanwhile has no event, and no run to be ended."""
+        """Tell a delivery's run and listeners, unless it was deleted or received anew meanwhile."""
         delivery, waiting = one.delivery, one.waiting
         if one.held or waiting is not None:
             if one.lost is not None:
@@ -154,7 +154,7 @@ class Heartbeat:
 
 
 def _guarded(sentence: str, act: Callable[..., object], *args: object) -> None:
-    """An error with one delivery does not concern the others of its batch."""
+    """Call `act`, and log its error, which does not concern the other deliveries of the batch."""
     try:
         act(*args)
     except Exception:  # noqa: BLE001 - logged, if that works

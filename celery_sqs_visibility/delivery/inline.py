@@ -17,11 +17,11 @@ InTime = Callable[[Callable[[], BatchResult]], BatchResult]
 
 
 class InlinePump(Pump):
-    """A pump whose requests are made by `work_off`. One thread.
+    """A pump whose requests are made by the thread that calls `work_off`.
 
     Args:
         clock: the monotonic clock.
-        in_time: bounds each request; by default it may take as long as it takes.
+        in_time: bounds each request; by default a request may take any time.
     """
 
     def __init__(self, clock: Clock, in_time: InTime = lambda request: request()) -> None:
@@ -36,14 +36,14 @@ class InlinePump(Pump):
         return lane
 
     def has_thread(self) -> bool:
-        """Return `True`: the caller's."""
+        """Return `True`: the caller is the thread."""
         return True
 
     def wake(self, lane: Lane[Any], now: float) -> None:
-        """Nothing: no thread waits."""
+        """Do nothing: no thread waits."""
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:  # noqa: ARG002 - the pump's
-        """Make all requests that are due; whether the condition holds then. Under the lock."""
+        """Make all requests that are due. Returns whether the condition is true then. Under the lock."""
         self.lock.release()
         try:
             self.work_off()
@@ -52,7 +52,7 @@ class InlinePump(Pump):
         return condition()
 
     def next_due(self) -> float:
-        """The monotonic instant at which the next request is due; infinity where none is."""
+        """The monotonic instant at which the next request is due; infinity if none is."""
         now = self.now()
         for lane in self._lanes:
             lane.refresh(now)
@@ -65,7 +65,7 @@ class InlinePump(Pump):
 
 
 class BoundedWork(Generic[Batch]):
-    """The same work, whose requests are bounded: see `pump.Work`. A late answer decides nothing."""
+    """A lane's work with bounded requests. An answer that comes too late decides nothing."""
 
     def __init__(self, work: Work[Batch], in_time: InTime) -> None:
         self.due, self.ready, self.take, self.conclude = work.due, work.ready, work.take, work.conclude

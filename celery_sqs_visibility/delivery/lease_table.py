@@ -1,13 +1,13 @@
 """Leases of running tasks, as their own processes see them: a few numbers in shared memory.
 
-A pool's child gets a request once; only the worker's main process knows what happens to the message later. So
-the main process keeps a table, made before the pool forks. Each running task has a row of eight numbers: the
-main process writes them and the child reads them, except those with which the child requests more time, shows
-life, says whether it has the key of its exclusive task, and counts earlier attempts. No lock is shared, and
-nothing is sent but a byte that says "there is a request".
+A pool's child gets a request once. What happens to the message later, only the worker's main process knows.
+So it keeps a table, made before the pool forks. Each running task has a row of eight numbers. The main
+process writes them and the child reads them, except for those with which the child asks for more time, shows
+life, says whether it has the key of its exclusive task, and counts earlier attempts. The processes share no
+lock. All that the child sends is a byte that means "there is a request".
 
-A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which the lease's
-key carries; it inherits no pipe, and the supervisor finds its requests, twice a second.
+A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which is part of
+the lease's key. It has no pipe, so the supervisor looks for its requests twice a second.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import LeaseKey
 
-# The numbers of a row, all floats, so that each is read and written whole. The generation is written last:
-# until it stands there the row is nobody's.
+# The numbers of a row, all floats, so that each is read and written as a whole. The generation is written
+# last: until then no lease has the row.
 DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES, GENERATION = range(8)
 CELLS: Final = 8
 ROW: Final = Struct(f"{CELLS}d")
 
-#: Last signs of life that are no instants: the run need not show life; it was silent for too long.
+#: Values of the last sign of life: the run need not show life; it was silent for too long.
 UNWATCHED: Final = 0.0
 INACTIVE: Final = -1.0
 
-#: Tasks that may run at once and have a row. Only rows that were ever used take up memory.
+#: How many tasks may have a row at once. Only rows that were ever used take up memory.
 ROWS: Final = 65_536
 
 #: After the rows: whether the worker is stopping, and since when the store of exclusive keys answers.
@@ -50,8 +50,8 @@ BYTES: Final = (STORE_ANSWERS_SINCE + 1) * 8
 class Lease:
     """A running task's lease, as seen from one process.
 
-    When the delivery is settled the lease is over, and reads as lost. Its row may be another lease's by then:
-    what was read counts only if the lease is not over after it was read.
+    Once the delivery is settled, the lease is over and reads as lost. Its row may be another lease's by then,
+    so what was read counts only if the lease is not over afterwards.
     """
 
     __slots__ = ("_cells", "_first", "_table", "key")
@@ -64,7 +64,7 @@ class Lease:
 
     @property
     def over(self) -> bool:
-        """Whether the delivery was settled meanwhile."""
+        """Whether the delivery is settled."""
         return self._cells[self._first + GENERATION] != self.key[1]
 
     @property
@@ -98,7 +98,7 @@ class Lease:
     def last_sign(self) -> float:
         """The monotonic instant at which the run last showed life, `UNWATCHED` or `INACTIVE`.
 
-        The task's process writes it; the main process only that the run is inactive.
+        The task's process writes it; the main process only writes `INACTIVE`.
         """
         return self._cells[self._first + LAST_SIGN]
 
@@ -108,12 +108,12 @@ class Lease:
             self._cells[self._first + LAST_SIGN] = instant
 
     def tell_inactive(self) -> None:
-        """The run was silent for too long. The main process."""
+        """Tell the run that it was silent for too long. The main process."""
         self.last_sign = INACTIVE
 
     @property
     def requested_deadline(self) -> float:
-        """The monotonic instant until which the task wants the message hidden; 0 when that was answered."""
+        """The monotonic instant until which the task wants the message hidden; 0 once that was answered."""
         return self._cells[self._first + REQUESTED]
 
     @property
@@ -128,7 +128,7 @@ class Lease:
 
     @property
     def retries(self) -> int | None:
-        """How many attempts came before, as its key's store knows; `None`: nobody has asked that."""
+        """How many attempts came before, according to the store of the key; `None` if nobody has asked."""
         retries = self._cells[self._first + RETRIES]
         return None if retries < 0 else int(retries)
 
@@ -138,7 +138,7 @@ class Lease:
             self._cells[self._first + RETRIES] = retries
 
     def renew(self, deadline: float, horizon: float) -> None:
-        """The message was received, perhaps once more: it is hidden until `deadline`. The main process."""
+        """Note that the message was received anew, and is hidden until `deadline`. The main process."""
         self.deadline, self.horizon, self.lost = deadline, horizon, False
 
     def request(self, until: float) -> None:
@@ -147,12 +147,12 @@ class Lease:
         self._table.notify(self.key)
 
     def answer(self, requested: float) -> None:
-        """The request for that deadline was met, or cannot be. The main process."""
+        """Note that the requested deadline is reached, or cannot be. The main process."""
         if self.requested_deadline == requested:  # and the task has not requested more meanwhile
             self._cells[self._first + REQUESTED] = 0.0
 
     def end(self) -> None:
-        """The delivery is settled: the row is free. The main process."""
+        """End the lease, and free its row: the delivery is settled. The main process."""
         self._table.free(self.key)
 
 
@@ -173,7 +173,7 @@ class LeaseTableView:
 
     @property
     def store_answers_since(self) -> float:
-        """Since which monotonic instant the store of exclusive keys answers; infinite while it does not."""
+        """The monotonic instant since which the store of exclusive keys answers; infinity if it doesn't."""
         return self.cells[STORE_ANSWERS_SINCE]
 
     def lease(self, key: LeaseKey) -> Lease:
@@ -181,10 +181,10 @@ class LeaseTableView:
         return Lease(self, key)
 
     def notify(self, key: LeaseKey) -> None:
-        """There is a request, which the worker finds by itself."""
+        """Do nothing: the worker finds the request by itself."""
 
     def free(self, key: LeaseKey) -> None:
-        """Rows are the worker's to free."""
+        """Do nothing: the worker frees its rows."""
 
 
 class LeaseTable(LeaseTableView):
@@ -197,29 +197,29 @@ class LeaseTable(LeaseTableView):
         self._pipe = os.pipe()
         for end in self._pipe:
             os.set_blocking(end, False)
-        # The main process's alone. No lock guards them: each change of them is atomic.
+        # Of the main process. No lock guards them: each change is atomic.
         self._taken: dict[LeaseKey, tuple[Lease, Callable[[float], None]]] = {}
         self._free: list[int] = []
         self._unused = iter(range(ROWS))
         self._generations = itertools.count(1.0)
 
     def stop(self, *, stopping: bool = True) -> None:
-        """Tell every running task. In a signal handler: a write to memory."""
+        """Tell every running task that the worker stops. Safe in a signal handler: only writes to memory."""
         self.cells[STOPPING] = float(stopping)
 
     def tell_of_store(self, answers_since: float) -> None:
-        """Tell every run that is about to begin. The main process, any thread."""
+        """Tell every run that begins since when the store answers. The main process, any thread."""
         self.cells[STORE_ANSWERS_SINCE] = answers_since
 
     def take(
         self, deadline: float, on_request: Callable[[float], None], horizon: float = math.inf
     ) -> Lease | None:
-        """A row for a task that begins to run, `None` if all are taken. The main process, any thread.
+        """Take a row for a task that begins to run; `None` if there is none. The main process, any thread.
 
         Args:
-            deadline: the monotonic instant at which its message's visibility lapses.
-            on_request: is called with the instant until which the task wants the message hidden.
-            horizon: the monotonic instant beyond which it cannot be hidden.
+            deadline: the monotonic instant at which the visibility timeout of its message ends.
+            on_request: called with the instant until which the task wants the message hidden.
+            horizon: the monotonic instant beyond which the message cannot be hidden.
         """
         try:
             row = self._free.pop()
@@ -235,30 +235,30 @@ class LeaseTable(LeaseTableView):
         return lease
 
     def free(self, key: LeaseKey) -> None:
-        """The lease is over; harmless if it was before. The main process, any thread."""
+        """Free the row of a lease. Idempotent. The main process, any thread."""
         if self._taken.pop(key, None) is not None:
             row = key[0]
             self.cells[row * CELLS + GENERATION] = 0.0
             self._free.append(row)
 
     def notify(self, key: LeaseKey) -> None:
-        """There is a request. The task's process, which may be the main one: then only that is passed on."""
+        """Tell the worker of a request. The task's process; the main one passes on only this request."""
         if os.getpid() != self.pid:
             self.wake()
         elif (taken := self._taken.get(key)) is not None:
             _pass_on(*taken)
 
     def wake(self) -> None:
-        """Wake the main process's event loop. Any process, any thread."""
-        with suppress(BlockingIOError):  # a full pipe is a woken reader
+        """Wake the event loop of the main process. Any process, any thread."""
+        with suppress(BlockingIOError):  # the pipe is full, so the reader is awake
             os.write(self._pipe[1], b"\0")
 
     def fileno(self) -> int:
-        """A descriptor that is readable when a child has a request, for the main process's event loop."""
+        """A descriptor for the main process's event loop, readable when a child has a request."""
         return self._pipe[0]
 
     def on_readable(self) -> None:
-        """A child has a request. The main process's event loop."""
+        """Pass on the requests of children. The main process's event loop."""
         with suppress(BlockingIOError):
             os.read(self._pipe[0], 4096)
         self.pass_on_requests()
@@ -268,8 +268,8 @@ class LeaseTable(LeaseTableView):
         for taken in self._taken.copy().values():
             _pass_on(*taken)
 
-    def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - see `supervisor.Supervised`
-        """Pass on requests that the event loop does not: a warm shutdown leaves it, and it may be blocked."""
+    def replace_stuck(self, now: float) -> None:  # noqa: ARG002 - as `supervisor.Supervised`
+        """Pass on requests that the event loop misses: it ends at a warm shutdown, and may be blocked."""
         if self._taken and os.getpid() == self.pid:
             self.pass_on_requests()
 
@@ -279,13 +279,13 @@ def _pass_on(lease: Lease, on_request: Callable[[float], None]) -> None:
         on_request(until)
 
 
-#: The worker's table, which a fork hands down: the pool's child finds it without being passed anything.
+#: The worker's table. A forked child of the pool inherits it.
 _lease_table: LeaseTable | None = None
 
 
 def open_lease_table() -> LeaseTable:
-    """The worker's table, made if there is none. The main process, before its pool forks."""
-    global _lease_table  # noqa: PLW0603 - see there
+    """Return the worker's table, made if there is none. The main process, before its pool forks."""
+    global _lease_table  # noqa: PLW0603 - children inherit it
     if _lease_table is None or _lease_table.pid != os.getpid():
         _lease_table = LeaseTable()
     _lease_table.stop(stopping=False)
@@ -293,23 +293,23 @@ def open_lease_table() -> LeaseTable:
 
 
 def lease_table() -> LeaseTable | None:
-    """The table of the worker to which this process belongs, if it belongs to one and inherited it."""
+    """The table of this process's worker, if it has inherited one."""
     return _lease_table
 
 
 def lease_table_of(key: LeaseKey | None) -> LeaseTableView | None:
-    """The table of the worker to which this process belongs, or of that lease; `None` without both."""
+    """The table of this process's worker, or else of that lease; `None` without both."""
     return lease_table() or (None if key is None else spawned_lease_table(key))
 
 
 def find_lease(key: LeaseKey | None) -> Lease | None:
-    """The lease of that key; `None` if there is none, or it cannot be opened here."""
+    """The lease of that key; `None` without a key, or if the table cannot be opened here."""
     table = lease_table_of(key)
     return table.lease(key) if table is not None and key is not None else None
 
 
 def spawned_lease_table(key: LeaseKey) -> LeaseTableView | None:
-    """The table of that lease, for a process that inherited none; `None` if it cannot be opened."""
+    """Open the table of that lease, if this process has inherited none; `None` if it cannot be opened."""
     try:
         return _opened(key[2])
     except OSError:
@@ -326,10 +326,10 @@ def _opened(name: str) -> LeaseTableView:
 
 
 def _shared_memory() -> tuple[int, str]:
-    """A descriptor, and a path by which processes of the same user can open it.
+    """Make shared memory. Returns a descriptor, and a path by which processes of the same user can open it.
 
-    On Linux it is gone when the processes are that have it open, however they end. Elsewhere it is a
-    temporary file, removed when this process exits in order.
+    On Linux it is gone with the last process that has it open, however that ends. Elsewhere it is a temporary
+    file, removed when this process exits normally.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("celery-sqs-visibility")

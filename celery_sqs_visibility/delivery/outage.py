@@ -1,4 +1,4 @@
-"""One kind of request that SQS does not answer: one log line when that begins, one when it ends."""
+"""Outages of one kind of request: a log line when an outage begins, and one when it ends."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from celery_sqs_visibility.errors import AnswerLostError, SQSError, UnavailableE
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import Clock
 
-#: An outage that returns within this time ends only after as long without a failure: where every second
-#: request fails, a success is no change of state.
+#: An outage that returns within this time ends only after as long without a failure: if every second request
+#: fails, a success changes nothing.
 STEADY_SECONDS = 10.0
 
 
 class Outage:
-    """Begins with a failure, ends with a success. Safe to call from any thread.
+    """An outage begins with a failure and ends with a success. Any thread.
 
     Args:
-        logger: where the lines go.
+        logger: gets the lines.
         action: what fails, as in "delete messages".
         queue: the queue's name.
         clock: the monotonic clock.
-        kind: what the log calls it, if it is no queue.
+        kind: what the log calls it, if it isn't a queue.
 
     Attributes:
-        error: the latest of an outage; `None` when there is none.
+        error: the latest error of an outage; `None` while there is none.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Outage:
         self._clock = clock
         self._lock = threading.Lock()  # guards everything below
         self.error: SQSError | None = None
-        self._kinds: set[type[SQSError]] = set()  # those that have a line
+        self._kinds: set[type[SQSError]] = set()  # those that were logged
         self._failures = 0
         self._began_at = self._failed_at = self._ended_at = -math.inf
         self._returned = False  # soon after the one before
 
     def failure(self, error: SQSError) -> None:
-        """A request failed. The first of each kind of error in an outage is logged."""
+        """Note that a request failed. The first error of each kind is logged in an outage."""
         with self._lock:
             now = self._clock.monotonic()
             if self.error is None:
@@ -55,7 +55,7 @@ class Outage:
             self.error = error
             self._failures += 1
             self._failed_at = now
-            # A silence, whether the request went out or not.
+            # No answer is one kind, whether the request went out or not.
             kind = UnavailableError if isinstance(error, AnswerLostError) else type(error)
             new = kind not in self._kinds
             self._kinds.add(kind)
@@ -63,7 +63,7 @@ class Outage:
             self._log(self._logger.error, "cannot %s: %s; trying again (%s)", error)
 
     def success(self, since: float) -> None:
-        """A request made at the monotonic instant `since` worked. If that ends an outage, it is logged.
+        """Note that a request made at the monotonic instant `since` worked. Logs the end of an outage.
 
         A request made before the outage began does not end it, however late its answer comes.
         """

@@ -1,8 +1,8 @@
-"""The pump: one lock, and threads that make all requests of a process that no caller waits for.
+"""The pump: one lock, and the threads that make all requests of a process for which no caller waits.
 
-Each kind of request has a lane, which says when its next batch is due and how many may be in flight. Any free
-thread takes the batch that is due first. One always waits for the next, so nothing that is due waits for an
-answer to something else.
+Each kind of request has a lane, which knows when its next batch is due and how many may be in flight. Any
+free thread takes the batch that is due first. One thread always waits for the next batch, so what is due
+never waits for the answer to something else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: An idle thread ends after this time, if another is idle too.
+#: An idle thread ends after this time if another is idle, too.
 IDLE_SECONDS: Final = 1.0
 
-#: A lane pauses after a bug, so that one which repeats does not take a processor.
+#: A lane pauses after a bug, so that a bug that repeats does not take up a processor.
 PAUSE_AFTER_BUG_SECONDS: Final = 1.0
 
 UNEXPECTED: Final = "unexpected error in a thread that %s; continuing"
@@ -35,26 +35,26 @@ Batch = TypeVar("Batch", bound=Sized)
 
 
 class Work(Protocol[Batch]):
-    """The work of a lane. The pump's lock is held around `due`, `ready` and `take`, not around the rest."""
+    """The work of a lane. The pump calls `due`, `ready` and `take` under its lock, the others without it."""
 
     def due(self, now: float) -> float | None:
-        """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
+        """The monotonic instant from which `take` returns a batch; `None` if it is not known."""
 
     def ready(self) -> int:
-        """About how many batches `take` would return now. Called when at least one is due."""
+        """About how many batches `take` would return now. Called if at least one is due."""
 
     def take(self, now: float) -> Batch | None:
-        """The content of one request; `None` if nothing is due at that monotonic instant."""
+        """Take the content of one request; `None` if nothing is due at that monotonic instant."""
 
     def send(self, batch: Batch, since: float) -> BatchResult:
-        """Make the request; `since` is when the batch was taken. An exception fails the whole batch."""
+        """Make the request of a batch taken at `since`. An exception fails the whole batch."""
 
     def conclude(self, batch: Batch, since: float, failed: Mapping[int, SQSError]) -> None:
-        """The request has returned or was abandoned; `failed` has the errors by position in the batch."""
+        """End a batch whose request has returned or was abandoned; `failed` has errors by position."""
 
 
 class Flushed(Protocol):
-    """What a lane sends, and has not ended yet: nothing of it lingers while it is `flushing`."""
+    """How much of a lane's work is unfinished. Nothing lingers while a flush is under way."""
 
     unfinished: int
     flushing: int
@@ -62,7 +62,7 @@ class Flushed(Protocol):
 
 @dataclass(slots=True, eq=False)
 class InProgressBatch(Generic[Batch]):
-    """A batch that a thread took at the monotonic instant `since`, and sends: at `seen` it did not hang."""
+    """A batch that a thread took at the monotonic instant `since`, and that made progress at `seen`."""
 
     batch: Batch
     since: float
@@ -70,10 +70,10 @@ class InProgressBatch(Generic[Batch]):
 
 
 class Lane(Generic[Batch]):
-    """One kind of request. Safe to use from any thread.
+    """One kind of request. Any thread.
 
-    Each batch is concluded once: by the thread that sent it, or by the one that finds it hanging. The log
-    says what the lane does: "settles messages", for example.
+    Each batch is concluded once: by the thread that sent it, or by the one that finds it hanging. `duty` is
+    what the log calls the lane's work: "settles messages", for example.
     """
 
     def __init__(self, pump: Pump, duty: str, most: int, work: Work[Batch], hangs_after: float) -> None:
@@ -86,40 +86,43 @@ class Lane(Generic[Batch]):
         # Guarded by the lock:
         self.started = False
         self.stopping = False
-        self.next_due = math.inf  # the instant for which a thread waits
+        self.next_due = math.inf  # the instant at which the next batch is due
         self.jobs: dict[threading.Thread, InProgressBatch[Batch]] = {}  # in flight
 
     def start(self) -> None:
-        """Have threads do the work from now on; if that was done, as `wake`."""
+        """Let threads do the work from now on, or wake them if they do already."""
         with self.lock:
             self.started, self.stopping = True, False
             self._pump.add(self)
             self.wake()
 
     def stop(self) -> None:
-        """End the threads once they have nothing to do; later work starts them again. Does not wait."""
+        """Let the threads end once they have nothing to do; later work starts them again. Does not wait."""
         with self.lock:
             self.stopping = True
             self.refresh(self._pump.now())
             self._pump.notify_all()
 
     def wake(self) -> None:
-        """Make a thread look at the work again: something may be due, now or later. Under the lock."""
+        """Make a thread look at the work again, as something may be due, now or later. Under the lock."""
         now = self._pump.now()
         self.wake_for(self._work.due(now), now)
 
     def wake_for(self, due: float | None, now: float) -> None:
-        """As `wake`, where the caller knows what the work says: its next is due at that monotonic instant."""
+        """As `wake`, if the caller already knows the work's `due`."""
         self.next_due = math.inf if due is None else due
         if due is not None and self.started:
             self._pump.wake(self, now)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until a batch's end has made it true, for `timeout` seconds; whether it is. Under the lock."""
+        """Wait up to `timeout` seconds until the end of a batch has made the condition true. Under the lock.
+
+        Returns whether it is true.
+        """
         return self._pump.wait_until(condition, timeout)
 
     def flush(self, pending: Flushed, timeout: float) -> bool:
-        """Send everything now; whether all has ended within `timeout` seconds."""
+        """Send everything without lingering. Returns whether all has ended within `timeout` seconds."""
         with self.lock:
             if not pending.unfinished:
                 return True
@@ -131,13 +134,13 @@ class Lane(Generic[Batch]):
                 pending.flushing -= 1
 
     def has_thread(self) -> bool:
-        """Start a thread if there is none; `False` where the system refuses it. Under the lock."""
+        """Start a thread if there is none. Returns `False` if the system refuses it. Under the lock."""
         self.started = True
         self._pump.add(self)
         return self._pump.has_thread()
 
     def send_next(self) -> bool:
-        """Send one batch on this thread; `False` if none is due."""
+        """Send one batch on this thread. Returns `False` if none is due."""
         with self.lock:
             job = self.take(self._pump.now())
         if job is not None:
@@ -145,7 +148,7 @@ class Lane(Generic[Batch]):
         return job is not None
 
     def take(self, now: float) -> InProgressBatch[Batch] | None:
-        """The next batch, for the calling thread to carry out. Under the lock."""
+        """Take the next batch, for the calling thread to carry out. Under the lock."""
         batch = self._work.take(now)
         if batch is None:
             return None
@@ -153,7 +156,7 @@ class Lane(Generic[Batch]):
         return job
 
     def carry_out(self, job: InProgressBatch[Batch]) -> None:
-        """Send the batch and conclude it, unless it takes too long and is abandoned."""
+        """Send the batch and conclude it, unless it was abandoned meanwhile."""
         failed = self._send(job)
         with self.lock:
             if self.jobs.pop(threading.current_thread(), None) is not job:
@@ -161,7 +164,7 @@ class Lane(Generic[Batch]):
         self.conclude(job, failed)
 
     def conclude(self, job: InProgressBatch[Batch], failed: Mapping[int, SQSError]) -> None:
-        """Tell the work how its request ended, then those that wait for it."""
+        """Tell the work how its request ended, then wake those that wait for the end."""
         try:
             self._work.conclude(job.batch, job.since, failed)
         except (Exception, SystemExit):  # noqa: BLE001 - it is logged
@@ -171,47 +174,47 @@ class Lane(Generic[Batch]):
                 self._pump.notify_waiting()
 
     def in_progress(self) -> list[InProgressBatch[Batch]]:
-        """The batches that are sent now. Under the lock, none of them is concluded before it is free."""
+        """The batches that are being sent. None is concluded while the caller keeps the lock."""
         return list(self.jobs.values())
 
     def progress(self) -> None:
-        """The request that the calling thread makes goes on, though it may take long."""
+        """Note that the calling thread's request gets on, though it may take long."""
         with self.lock:
             if (mine := self.jobs.get(threading.current_thread())) is not None:
                 mine.seen = self._pump.now()
 
     def late(self, now: float) -> float:
-        """For how many seconds work has been due while no thread gets on; 0 while one does. Any thread."""
+        """For how many seconds work has been due without progress of any thread; 0 while one gets on."""
         with self.lock:
-            self.wake()  # where no thread could be started, one may be now
+            self.wake()  # if no thread could be started, one may be now
             moving = any(now - job.seen < self._hangs_after for job in self.jobs.values())
             return 0.0 if moving or not self.started else max(0.0, now - self.next_due)
 
     @property
     def room(self) -> int:
-        """How many more batches may be sent."""
+        """How many more batches may be in flight."""
         return self._most - len(self.jobs)
 
     @property
     def wanted(self) -> int:
-        """How many threads could send a batch now, where one is due."""
+        """How many threads could send a batch now, given that one is due."""
         return min(self._work.ready(), self.room)
 
     @property
     def over(self) -> bool:
-        """Whether no thread needs to look at it until it is woken again."""
+        """Whether threads can forget the lane until it is woken again."""
         return self.stopping and self.next_due == math.inf and not self.jobs
 
     def refresh(self, now: float) -> None:
-        """Ask the work when its next is due. Under the lock."""
-        self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # unless it says so
+        """Ask the work when its next batch is due. Under the lock."""
+        self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # unless the work says otherwise
         due = self._work.due(now)
         self.next_due = math.inf if due is None else due
         if due is not None and self.stopping:
             self._pump.add(self)  # it may have been forgotten while its last batch was concluded
 
     def abandon(self, threads: set[threading.Thread], now: float) -> list[Abandoned]:
-        """Take batches from those of the threads that died or hang at that instant. Under the lock."""
+        """Take the batches away from threads that died or hang at that instant. Under the lock."""
         stuck = [
             (thread, job)
             for thread, job in self.jobs.items()
@@ -220,7 +223,7 @@ class Lane(Generic[Batch]):
         return [Abandoned(self, thread, self.jobs.pop(thread)) for thread, _ in stuck]
 
     def _send(self, job: InProgressBatch[Batch]) -> Mapping[int, SQSError]:
-        """Make the request: the errors by position."""
+        """Make the request. Returns the errors by position."""
         try:
             return self._work.send(job.batch, job.since).failed
         except SQSError as error:
@@ -232,14 +235,14 @@ class Lane(Generic[Batch]):
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """A batch whose thread died or hangs."""
+    """A batch that was taken away from its thread, which died or hangs."""
 
     lane: Lane[Any]
     thread: threading.Thread
     job: InProgressBatch[Any]
 
     def conclude(self) -> None:
-        """It fails, and is tried again."""
+        """Fail the batch, so that it is tried again."""
         state = "hangs" if self.thread.is_alive() else "died"
         log_safely(logger.error, "a thread that %s %s; another takes its place", self.lane.duty, state)
         self.lane.conclude(self.job, _all_of(self.job.batch, AnswerLostError("no answer")))
@@ -248,7 +251,7 @@ class Abandoned:
 
 
 class Pump:
-    """The threads of all lanes. Safe to use from any thread of the process that made it."""
+    """The threads of all lanes. Any thread of the process that made it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self.now = clock.monotonic
@@ -256,21 +259,21 @@ class Pump:
         self.lock = threading.Lock()
         self._woken = threading.Condition(self.lock)  # threads that wait for what is due
         self._concluded = threading.Condition(self.lock)  # others that wait for the end of something
-        self.waiting = 0  # those others
-        self._lanes: dict[Lane[Any], None] = {}  # that the threads look at
+        self.waiting = 0  # how many these are
+        self._lanes: dict[Lane[Any], None] = {}  # those that the threads look at
         self._threads: set[threading.Thread] = set()
-        self._busy: set[threading.Thread] = set()  # those of them that have a batch
-        self._looks_at = math.inf  # no later than that a free thread looks at the lanes
-        self._refused: Lane[Any] | None = None  # for which no thread could be started, which is to be logged
+        self._busy: set[threading.Thread] = set()  # those that have a batch
+        self._looks_at = math.inf  # the instant by which a free thread looks at the lanes
+        self._refused: Lane[Any] | None = None  # no thread could be started for it, which is to be logged
 
     def lane(
         self, duty: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
     ) -> Lane[Batch]:
-        """A lane for that work, of which at most so many batches are in flight; to be started."""
+        """Make a lane for that work, with at most so many batches in flight. The caller starts it."""
         return Lane(self, duty, most, work, hangs_after)
 
     def replace_stuck(self, now: float) -> None:
-        """Fail the batches of threads that died or hang at that instant. Others take their place."""
+        """Replace threads that died or hang at that instant, and fail their batches."""
         with self.lock:
             busy = [lane for lane in self._lanes if lane.jobs]
             abandoned = [each for lane in busy for each in lane.abandon(self._threads, now)]
@@ -287,9 +290,9 @@ class Pump:
     # For lanes, under the lock.
 
     def wake(self, lane: Lane[Any], now: float) -> None:
-        """The lane has work, now or later."""
+        """Wake or start a thread for the lane's work, which is due now or later."""
         if lane.stopping:
-            self._lanes[lane] = None  # it may be forgotten
+            self._lanes[lane] = None  # it may have been forgotten
         free = len(self._threads) - len(self._busy)
         if free and lane.next_due > now:
             if lane.next_due < self._looks_at:
@@ -301,7 +304,7 @@ class Pump:
             self._refused = lane
 
     def add(self, lane: Lane[Any]) -> None:
-        """Have the threads look at the lane from now on."""
+        """Make the threads look at the lane from now on."""
         self._lanes[lane] = None
 
     def has_thread(self) -> bool:
@@ -309,7 +312,7 @@ class Pump:
         return bool(self._threads) or self._add_thread()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until a batch's end has made it true; whether it is."""
+        """Wait until the end of a batch has made the condition true. Returns whether it is."""
         self.waiting += 1
         try:
             return self._concluded.wait_for(condition, timeout)
@@ -317,23 +320,23 @@ class Pump:
             self.waiting -= 1
 
     def notify_waiting(self) -> None:
-        """Something has ended."""
+        """Wake those that wait for the end of something."""
         self._concluded.notify_all()
 
     def notify_all(self) -> None:
-        """A lane ends, once nothing of it is due."""
+        """Wake all, as a lane is being stopped."""
         self._woken.notify_all()
         self.notify_waiting()
 
     # The threads.
 
     def _provide(self) -> None:
-        """See that a free thread takes what is due now, and that one waits for what is due later."""
+        """Make a free thread take what is due now, or wait for what is due later."""
         if (lane := self._first()) is not None:
             self.wake(lane, self.now())
 
     def _add_thread(self) -> bool:
-        """Under the lock, which the new thread takes first."""
+        """Start a thread, which takes the lock first. Under the lock."""
         thread = start_thread(self._run, "sqs-pump")
         if thread is not None:
             self._threads.add(thread)
@@ -341,7 +344,7 @@ class Pump:
 
     def _run(self) -> None:
         thread = threading.current_thread()
-        lane: Lane[Any] | None = None  # whose batch it has had last
+        lane: Lane[Any] | None = None  # the lane whose batch it had last
         while True:
             try:
                 with self.lock:
@@ -359,7 +362,7 @@ class Pump:
             self._log_refused()
 
     def _take(self, lane: Lane[Any], thread: threading.Thread) -> InProgressBatch[Any] | None:
-        """The next batch of the lane; another thread takes what is left, or waits for it."""
+        """Take the lane's next batch. Another thread takes what is left, or waits for it."""
         now = self.now()
         lane.next_due = now + PAUSE_AFTER_BUG_SECONDS  # until the work has said when its next is due
         job = lane.take(now)
@@ -370,7 +373,7 @@ class Pump:
         return job
 
     def _wait(self, thread: threading.Thread) -> Lane[Any] | None:
-        """Wait until something is due: its lane; `None` if this thread is to end."""
+        """Wait until something is due. Returns its lane; `None` if this thread is to end."""
         idle_until = self.now() + IDLE_SECONDS
         while thread in self._threads:  # else it was replaced
             now, lane = self.now(), self._first()
@@ -379,7 +382,7 @@ class Pump:
             spare = len(self._threads) - len(self._busy) > 1
             if not self._lanes or (spare and now >= idle_until):
                 self._threads.discard(thread)
-                self._woken.notify()  # it may have been woken for work that is left to another
+                self._woken.notify()  # the wake-up may have been for work that another has to take now
                 return None
             until = min(math.inf if lane is None else lane.next_due, idle_until if spare else math.inf)
             self._looks_at = until
@@ -388,7 +391,7 @@ class Pump:
         return None
 
     def _first(self) -> Lane[Any] | None:
-        """The lane whose next batch is due first, of those that have room; forgets lanes that are over."""
+        """The lane with room whose next batch is due first. Forgets lanes that are over."""
         first, due, over = None, math.inf, []
         for lane in self._lanes:
             if lane.next_due < due:

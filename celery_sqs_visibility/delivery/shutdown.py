@@ -1,4 +1,4 @@
-"""End of a consumer, bounded in time: deliveries that do not run are given back, settlements finished."""
+"""End of a consumer: gives back deliveries that do not run and finishes settlements, in bounded time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ logger = logging.getLogger(__name__)
 
 
 class Shutdown:
-    """Gives back one consumer's deliveries, and waits for what `state` says. Any thread.
+    """Gives back the deliveries of one consumer, as `state` decides. Any thread.
 
     Args:
         state: decides what is given back.
         holder: of the deliveries.
-        consumer: that brought them.
-        receivers: the consumer's, which are stopped before anything is given back.
-        take_buffered: takes the consumer's deliveries out of the buffer, those of one queue or all.
-        pauses: a paused queue's messages are given back until its pause ends.
+        consumer: the consumer that received them.
+        receivers: the consumer's; they are stopped before anything is given back.
+        take_buffered: takes the consumer's deliveries, of one queue or all, out of the buffer.
+        pauses: the messages of a paused queue are given back until its pause ends.
         clock: the monotonic clock.
     """
 
@@ -48,23 +48,23 @@ class Shutdown:
         self._clock = clock
 
     def wait_for_polls(self) -> None:
-        """Wait for the polls in flight, for as long as there is time for that."""
+        """Wait for polls in flight, as long as there is time."""
         self._receivers.wait_for_polls(self._state.polls_end(self._clock.monotonic()))
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
         """Release and return deliveries that do not run, of a paused queue or of all.
 
-        A message released under one's own long poll comes straight back, at the price of an attempt. So one
-        message of each queue that is polled goes first: it ends the long poll, and is released again, with
-        the others; or after `OWN_POLL_SECONDS`, when another worker has received it. Meanwhile runs may have
-        begun, and the pause may be over.
+        A message that is released during a long poll of this consumer comes straight back, which costs an
+        attempt. So one message of each queue that is polled goes first: it ends the long poll, and is
+        released again with the others. If another worker receives it, the others follow after
+        `OWN_POLL_SECONDS`. Meanwhile runs may begin, and the pause may end.
         """
         state, clock = self._state, self._clock
         if queue_name is None:
             self._holder.copies.interrupt(self._consumer, Purpose.RECORDS)
         else:
             state.pause(queue_name)
-        # These go back in any case, though the pause may be over any moment.
+        # These go back in any case, though the pause may end at any moment.
         buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
         unstarted = [*self._unstarted(queue_name), *buffered]
         until = state.own_poll_ends(clock.monotonic())
@@ -77,17 +77,17 @@ class Shutdown:
 
     def _unstarted(self, queue_name: str | None) -> list[Delivery]:
         unstarted = self._state.unstarted(self._holder.of(self._consumer), queue_name)
-        # Asked last: a message that comes after the pause's end is to run.
+        # Checked last: a message that comes after the end of the pause is to run.
         return unstarted if self._gives_back(queue_name) else []
 
     def _gives_back(self, queue_name: str | None) -> bool:
-        """Return whether all is given back, or that queue is paused."""
+        """Whether all queues are given back, or that queue is paused."""
         return queue_name is None or self._pauses.get(queue_name) is not None
 
     def hand_back(self) -> list[Delivery]:
         """Release running deliveries, finish settlements, and return the orphans.
 
-        Copies that could not be sent so far are not awaited any longer: their originals are released, too.
+        Does not wait for copies that could not be sent so far: their originals are released, too.
         """
         self._holder.copies.interrupt(self._consumer, Purpose.RENEWAL, Purpose.RECORDS)
         orphans = self._give_back(self._holder.of(self._consumer))
@@ -95,7 +95,7 @@ class Shutdown:
         return orphans
 
     def give_back_late(self, delivery: Delivery) -> None:
-        """Give back a delivery that a poll brought after the stop, or in a pause. A thread that polls."""
+        """Give back a delivery that a poll brought after the stop or in a pause. A thread that polls."""
         queue = delivery.queue.name
         pause, wait = self._pauses.get(queue), self._holder.options.for_queue(queue).wait_time_seconds
         paused_at = None if pause is None else pause.began
@@ -104,7 +104,8 @@ class Shutdown:
     def flush(self) -> None:
         """Finish settlements under way, in bounded time.
 
-        A message released under one's own long poll is received by it at once, and is released again.
+        Waits for polls of its own, too: they receive at once what was released during them, and release it
+        again.
         """
         until = self._state.flush_ends(self._clock.monotonic())
         finished = self._finish_settling(until)
@@ -119,9 +120,9 @@ class Shutdown:
         return self._holder.settler.flush(max(0.0, until - self._clock.monotonic())) and resumed
 
     def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Release those that are still held, and return these."""
+        """Release the deliveries that are still held, and return these."""
         deliveries = list(deliveries)
-        self._state.note(deliveries)  # before a poll of our own may bring one of them back
+        self._state.note(deliveries)  # before a poll of this consumer may bring one of them back
         released = [delivery for delivery in deliveries if delivery.settle(RELEASE)]
         if released:
             self._state.note_released(self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""Supervisor of a consumer: twice a second it has each part look after what hangs, died or was forgotten."""
+"""Supervisor of a consumer: makes each part check, twice a second, what hangs, died or was forgotten."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: From one check to the next.
+#: Time between two checks.
 CHECK_INTERVAL_SECONDS: Final = 0.5
 
-#: After a longer time from one check to the next the process was stopped, or the machine slept.
+#: If more time passes between two checks, the process was stopped, or the machine slept.
 STOPPED_AFTER_SECONDS: Final = 4 * CHECK_INTERVAL_SECONDS
 
 
 class Supervised(Protocol):
-    """Something that is looked after."""
+    """A part that the supervisor checks."""
 
     def replace_stuck(self, now: float) -> None:
-        """Replace threads that are dead or hang at that monotonic instant. The supervisor's thread."""
+        """Replace threads that died or hang at that monotonic instant. The supervisor's thread."""
 
 
 class Supervisor:
-    """Checks all parts of a consumer, each time those that `supervised` returns: see `pump.Work`.
+    """Checks all parts of a consumer: each time those that `supervised` returns. The work of its lane.
 
     Attributes:
-        lane: its lane; a check that hangs is not repeated.
-        running: whether it checks. Guarded by the pump's lock, as the rest.
+        lane: makes one check at a time, so a check that hangs is not repeated.
+        running: whether it checks. The pump's lock guards it, and the rest.
     """
 
     def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock, pump: Pump) -> None:
@@ -42,11 +42,11 @@ class Supervisor:
         self._clock = clock
         self.lane: Lane[tuple[float]] = pump.lane("looks for threads that hang", 1, self, math.inf)
         self.running = False
-        self._checked = clock.monotonic()  # the instant of the latest check
-        self._stop = -math.inf, -math.inf  # the checks before and after the latest stop of this process
+        self._checked = clock.monotonic()  # when it checked last
+        self._stop = -math.inf, -math.inf  # the checks before and after this process stopped
 
     def start(self) -> bool:
-        """Check from now on. Returns whether it did not before.
+        """Check from now on. Returns `False` if it did before.
 
         Raises:
             RuntimeError: the system refuses a new thread.
@@ -61,16 +61,16 @@ class Supervisor:
         return True
 
     def late(self, now: float) -> float:
-        """For how many seconds a check has been due; 0 where none is to come. Any thread."""
+        """For how many seconds a check has been due; 0 while it is not running. Any thread."""
         return max(0.0, now - self._checked - CHECK_INTERVAL_SECONDS) if self.running else 0.0
 
     def stopped_at(self, since: float, now: float) -> float:
-        """When this process was last seen before a stop, if it was stopped between two instants; else `now`.
+        """When this process was last seen running, if it was stopped between two instants; otherwise `now`.
 
-        Any thread; after a stop it may go on before the supervisor's does. A supervisor that was late at the
-        earlier instant already tells nothing.
+        Any thread, which after a stop may go on before the supervisor's does. Returns `now`, too, if the
+        supervisor was already late at `since`.
         """
-        checked = self._checked  # before the stop, which is written before
+        checked = self._checked  # read before `_stop`, which is written first
         if self.running and since - checked < STOPPED_AFTER_SECONDS <= now - checked:
             return checked
         before, after = self._stop
@@ -84,27 +84,28 @@ class Supervisor:
             except Exception:  # noqa: BLE001 - it is logged
                 log_safely(logger.exception, "unexpected error while replacing stuck threads; continuing")
 
-    def due(self, now: float) -> float | None:  # noqa: ARG002 - see `pump.Work`
+    def due(self, now: float) -> float | None:  # noqa: ARG002 - as `pump.Work`
         return self._checked + CHECK_INTERVAL_SECONDS if self.running else None
 
     def ready(self) -> int:
         return 1
 
     def take(self, now: float) -> tuple[float] | None:
-        """See `pump.Work`: the instant of a check.
+        """Take the instant of a check that is due.
 
-        After a SIGSTOP or a sleep of the machine all requests look old; their answers are read first.
+        The first check after a SIGSTOP or a sleep of the machine is skipped: all requests look old until
+        their answers are read.
         """
         if (due := self.due(now)) is None or due > now:
             return None
         stopped_meanwhile = now - self._checked >= STOPPED_AFTER_SECONDS
         if stopped_meanwhile:
             self._stop = self._checked, now
-        self._checked = now  # afterwards: see `stopped_at`
+        self._checked = now  # after `_stop`, as `stopped_at` reads them in the other order
         return None if stopped_meanwhile else (now,)
 
     def send(self, batch: tuple[float], _since: float) -> BatchResult:
-        """See `pump.Work`. No request."""
+        """Check, without a request."""
         self.check(batch[0])
         return BatchResult({})
 

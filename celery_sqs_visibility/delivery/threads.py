@@ -1,4 +1,4 @@
-"""Background threads of the package: their start, and sets that several of them change."""
+"""Background threads: how they are started, and how sets that several of them change are read."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from celery_sqs_visibility.contacts.python import BoundedStart
 
 T = TypeVar("T")
 
-#: A copy is tried anew when a member came or went meanwhile; one attempt takes microseconds.
+#: A copy is repeated if a member came or went meanwhile; an attempt takes microseconds.
 COPY_ATTEMPTS: Final = 1000
 
-#: A new thread begins within milliseconds, and on a machine that is far too busy within a second.
+#: A new thread begins within milliseconds, or within a second on a machine that is far too busy.
 START_SECONDS: Final = 5.0
 
 
 def start_thread(target: Callable[..., None], name: str, *args: object) -> threading.Thread | None:
     """Start a daemon thread; `None` if the system has no room for one. Any thread; never raises.
 
-    Python itself waits for ever, with all that its caller has locked, where the new thread meets a
-    MemoryError before its first line (CPython's issue 140746). A thread that begins too late, on a machine
-    that stood still, ends at once: it was given up.
+    If the new thread meets a MemoryError before its first line, Python waits for it for ever, with every lock
+    of the caller (CPython's issue 140746). So the wait is bounded, and a thread that begins after that, on a
+    machine that stood still, ends at once.
     """
     claim = threading.Lock()  # the first to take it decides: the thread runs, or is given up
 
@@ -32,7 +32,7 @@ def start_thread(target: Callable[..., None], name: str, *args: object) -> threa
             target(*args)
 
     try:
-        # Not a class of ours, made when this was imported: gevent may replace `threading.Thread` after that.
+        # Not a subclass made at import: gevent may replace `threading.Thread` later.
         thread = threading.Thread(target=run, name=name, daemon=True)
         started = BoundedStart(thread, START_SECONDS)
         thread.start()
@@ -42,21 +42,21 @@ def start_thread(target: Callable[..., None], name: str, *args: object) -> threa
 
 
 def is_main_thread() -> bool:
-    """Whether the caller is the main thread, or a greenlet of it, also where a pool has patched Python."""
+    """Whether the caller is the main thread or one of its greenlets, even if a pool has patched Python."""
     handler = signal.getsignal(signal.SIGINT)
-    if handler is None:  # one that was not installed from Python, and cannot be from there
+    if handler is None:  # not installed from Python, so Python cannot install it again
         return threading.current_thread() is threading.main_thread()
     try:
-        signal.signal(signal.SIGINT, handler)  # Python lets no other thread do that
+        signal.signal(signal.SIGINT, handler)  # Python refuses that to other threads
     except ValueError:
         return False
     return True
 
 
 def snapshot(members: Iterable[T]) -> list[T]:
-    """The members of a `WeakSet` that other threads may change. Any thread.
+    """Return the members of a `WeakSet` that other threads may change. Any thread.
 
-    Python code iterates a `WeakSet`, with a RuntimeError where a member comes or goes meanwhile.
+    Iterating a `WeakSet` raises a RuntimeError if a member comes or goes meanwhile.
     """
     for _ in range(COPY_ATTEMPTS - 1):
         try:

@@ -1,10 +1,10 @@
-"""Watches over held messages, from look to look of the supervisor: runs without life, forgotten messages.
+"""Watches over held messages: runs without a sign of life, and forgotten messages.
 
-No message should be held that nothing in this process will ever run or give back. Where memory lacks, any
-line may be its function's last, in Celery and in Python's pool of threads, too: a message then keeps its
-place or is extended for ever. One that nobody has who would settle it is given back: its request, or its run
-in a pool of threads, is gone, or it never reached the buffer. If one cannot be given back, and nothing else
-is under way, the worker is not live.
+A message should never be held if nothing in this process will run it or give it back. But if memory lacks,
+any line may be the last of its function, also in Celery and in Python's pool of threads. A message would then
+keep its place or be extended for ever. So a message is given back if nothing is left that would settle it:
+its request, or its run in a pool of threads, is gone, or it never reached the buffer. If a message cannot be
+given back, and nothing else is under way, the worker is not live.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from celery_sqs_visibility.policy.run_limits import (
 
 logger = logging.getLogger(__name__)
 
-#: Looks in a row that find a message with nobody: for longer than any thread is between two lines.
+#: Looks in a row that find a message dropped: longer than any thread takes from one line to the next.
 ENOUGH_LOOKS: Final = 10
 
-#: Looks in a row with messages and without a hand-over, after which garbage is collected, once. A thread that
-#: dies for lack of memory may leave its run in a cycle of tracebacks, and an idle process never collects it.
+#: Garbage is collected once after this many looks in a row with messages and without a hand-over. A thread
+#: that dies for lack of memory may leave its run in a cycle of tracebacks, which an idle process never
+#: collects.
 GARBAGE_LOOKS: Final = 40
 
 
 class RunWatch:
-    """Looks at running deliveries whenever the supervisor checks: see `supervisor.Supervised`. Its thread.
+    """Looks at running deliveries at each check of the supervisor, in its thread.
 
-    Where an inactive run is ended just as it ends by itself, the holder lets one of both settle its delivery.
+    If an inactive run is ended just as it ends by itself, the holder lets only one of both settle the
+    delivery.
     """
 
     def __init__(self, held: Callable[[], Sequence[Delivery]], holder: DeliveryHolder) -> None:
@@ -50,7 +52,7 @@ class RunWatch:
         self._holder = holder
         self._checked = math.inf
         self._awake_since = 0.0
-        # The horizon of which there was a warning, by delivery.
+        # The horizon about which there was a warning, by delivery.
         self._warned: WeakKeyDictionary[Delivery, float] = WeakKeyDictionary()
 
     def replace_stuck(self, now: float) -> None:
@@ -83,32 +85,31 @@ class RunWatch:
 
 
 class ForgottenMessages:
-    """Notices that only forgotten messages are left, from look to look of the supervisor, in its thread.
+    """Finds out whether only forgotten messages are left, at each check of the supervisor, in its thread.
 
-    A message that is just being decoded or settled is in nobody's hands for a moment, too. So messages count
-    as forgotten only after a while in which nothing runs, nothing is handed to Celery, and each look finds
-    one.
+    A message that is just being decoded or settled belongs to nobody for a moment, too. So messages count as
+    forgotten only after a while in which nothing runs, nothing is handed to Celery, and each look finds one.
 
     Args:
-        held: returns the deliveries that are held; those of this capacity count.
-        capacity: how many messages Celery was given, and runs whose messages were settled when they began.
+        held: returns the held deliveries; those of this capacity count.
+        capacity: knows how many messages Celery was given, and which runs outlast their messages.
     """
 
     def __init__(self, held: Callable[[], Sequence[Delivery]], capacity: Capacity) -> None:
         self._held = held
         self._capacity = capacity
         self._handed_before = 0
-        self._dropped: dict[Delivery, int] = {}  # the looks in a row that found it so
-        self._looks = 0  # in a row that found one; a machine that sleeps does not look
+        self._dropped: dict[Delivery, int] = {}  # how many looks in a row found it so
+        self._looks = 0  # in a row that found one; not by time, as a machine may sleep
         self._idle_looks = 0  # in a row that found something held, and nothing handed over
 
     @property
     def seconds(self) -> float:
-        """For how long there have been none but forgotten messages; 0 where there are none. Any thread."""
+        """For how long there have been only forgotten messages, and at least one. Any thread."""
         return self._looks * CHECK_INTERVAL_SECONDS
 
     def replace_stuck(self, _now: float) -> None:
-        """See `supervisor.Supervised`: gives back messages that enough looks found with nobody."""
+        """Look once, and give back messages that enough looks found dropped."""
         if held := self._held():
             held = [each for each in held if getattr(each.consumer, "capacity", None) is self._capacity]
         if held or self._dropped:
