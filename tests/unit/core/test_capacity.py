@@ -12,9 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from support.clock import FakeClock
 from support.factories import FilledCapacity, capacity
 
-from celery_sqs_visibility.core.capacity import RecentRuns, Waiter
+from celery_sqs_visibility.core.capacity import AskedFor, RecentRuns, Reservation, Waiter
 from celery_sqs_visibility.core.delivery import Wait
 from celery_sqs_visibility.core.held import STANDS_STILL_SECONDS
+from celery_sqs_visibility.core.turns import Turns
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import (
     COLLECTED_AFTER_SECONDS,
     LIKELY_SECONDS,
@@ -456,8 +458,204 @@ def test_what_is_held_without_a_reservation_takes_no_capacity_of_fifo_queues_unl
 
 
 def test_no_poll_begins_while_nobody_would_begin_what_it_brings():
-    made, late = capacity(queues=1), [STANDS_STILL_SECONDS]
-    made.loop_late = lambda _now: late[0]
+    made = capacity(queues=1)
+    came_round = made.now
+    made.loop_late = lambda now: now - came_round
+    made.clock.advance(STANDS_STILL_SECONDS)
     assert made.reserve("q0") is None
-    late[0] = 0.0
+    came_round = made.now
     assert made.reserve("q0") is not None
+
+
+def of_short_tasks():
+    """Capacity of two slots that holds up to 80 messages."""
+    clock = FakeClock()
+    shared = capacity(80, slots=2, prefetch_seconds=1.0, clock=clock)
+    run(shared, clock, 0.01, 1)
+    shared.expect("q", clock.monotonic())
+    return shared
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_polls_of_fifo_queues_ask_for_what_slots_can_run_and_no_more(busy):
+    shared = of_short_tasks()
+    if busy:
+        shared.expect("q.fifo", shared.now)
+    assert [shared.reserve("q.fifo", fifo=True).messages for _ in range(2)] == [1, 1]
+    assert shared.reserve("q.fifo", fifo=True) is None
+    assert asked(shared) > 0, "other queues may have more"
+
+
+def test_messages_of_fifo_queues_take_room_there_and_others_do_not():
+    shared = of_short_tasks()
+    for held in shared.hold(3):
+        shared.rest(held, Wait.START)
+    for held in shared.hold(2):
+        shared.release(held, began=0.0, early=True)
+        shared.deliveries.append(held)  # its run goes on
+    shared.hold(1, fifo=True)
+    assert shared.reserve("q.fifo", fifo=True) is not None
+    shared.hold(1, fifo=True)
+    assert shared.reserve("another.fifo", fifo=True) is None
+    assert asked(shared) > 0
+
+
+def test_what_is_asked_for_is_the_sum_of_the_polls_and_of_what_they_brought():
+    polls = AskedFor()
+
+    def counts():
+        """As they are, and as they are when all is counted anew."""
+        found = []
+        for _ in range(2):
+            by_queue = [dict(+each) for each in (polls.polls, polls.unlikely, polls.messages)]
+            found.append((*by_queue, polls.expected, polls.fifo_expected))
+            polls.recount()
+        assert found[0] == found[1]
+        return found[0]
+
+    a10, a4 = (Reservation("a", False, messages, 20, 0.0) for messages in (10, 4))
+    b3, b2 = (Reservation("b", False, messages, 20, 0.0) for messages in (3, 2))
+    fifo = [Reservation("f", True, 1, 20, 0.0) for _ in range(3)]
+    for each in (a10, a4, *fifo):
+        polls.add(each, likely=True)
+    for each in (b3, b2):
+        polls.add(each, likely=False)
+    assert counts() == ({"a": 2, "b": 2, "f": 3}, {"b": 5}, {"a": 14, "b": 5, "f": 3}, 17, 3)
+    for _ in range(2):
+        polls.doubt(a10)
+    assert counts() == ({"a": 2, "b": 2, "f": 3}, {"a": 10, "b": 5}, {"a": 14, "b": 5, "f": 3}, 7, 3)
+    polls.doubt(a4)
+    polls.doubt(fifo[0])
+    unlikely = {"a": 14, "b": 5, "f": 1}
+    assert counts() == ({"a": 2, "b": 2, "f": 3}, unlikely, {"a": 14, "b": 5, "f": 3}, 2, 2)
+    assert [polls.idle_polls(but_of) for but_of in ("", "f", "af", "abf")] == [5, 4, 2, 0]
+    assert [polls.remove(a10) for _ in range(2)] == [True, False]
+    polls.answered(a10, 10)  # too late
+    assert counts() == ({"a": 1, "b": 2, "f": 3}, {"a": 4, "b": 5, "f": 1}, {"a": 4, "b": 5, "f": 3}, 2, 2)
+    polls.answered(b3, 1)
+    polls.answered(b2, 0)
+    polls.answered(fifo[1], 1)
+    assert counts() == ({"a": 1, "f": 2}, {"a": 4, "f": 1}, {"a": 4, "b": 1, "f": 3}, 3, 2)
+    polls.remove_all("f")
+    assert counts() == ({"a": 1}, {"a": 4}, {"a": 4, "b": 1, "f": 1}, 2, 1), "what has come is kept"
+    assert [polls.remove(b3) for _ in range(2)] == [True, False]
+    assert counts() == ({"a": 1}, {"a": 4}, {"a": 4, "f": 1}, 1, 1)
+
+
+def of_two_queues():
+    shared = capacity(12, 0)
+    for name in ("a", "another"):
+        shared.add_queue(name)
+        shared.expect(name, shared.now)
+    return shared
+
+
+def last_poll_is_empty(shared, _first, last):
+    shared.received(last, 0)
+
+
+def last_poll_waits_in_vain(shared, _first, last):
+    shared.clock.advance(LIKELY_SECONDS)
+    shared.look(shared.now)
+    shared.taken(last, shared.now)
+
+
+def queue_is_removed(shared, _first, last):
+    shared.remove_queue("a")
+    shared.taken(last, shared.now)
+
+
+def removed_queue_has_a_last_poll(shared, first, last):
+    queue_is_removed(shared, first, last)
+    shared.answered(first, 1, shared.now)
+    shared.taken(first, shared.now)
+    shared.expect("a", shared.now)
+
+
+def removed_queue_is_consumed_again(shared, first, last):
+    removed_queue_has_a_last_poll(shared, first, last)
+    shared.add_queue("a")
+    shared.expect("a", shared.now)
+    shared.received(shared.reserve("a"), 1)
+    shared.release()
+
+
+def last_poll_is_given_up(shared, _first, last):
+    shared.taken(last, shared.now)
+
+
+@pytest.mark.parametrize(
+    ("happens", "busy"),
+    [
+        (last_poll_is_given_up, True),
+        (last_poll_is_empty, False),
+        (last_poll_waits_in_vain, False),
+        (queue_is_removed, False),
+        (removed_queue_has_a_last_poll, False),
+        (removed_queue_is_consumed_again, True),
+    ],
+)
+def test_a_busy_queue_shares_with_another_that_is_not_polled_until_that_brings_nothing(happens, busy):
+    shared = of_two_queues()
+    first, last = shared.reserve("a"), shared.reserve("a")
+    shared.received(first, 0)  # the other poll may bring something yet
+    happens(shared, first, last)
+    assert asked(shared, "another") == (6 if busy else BATCH_ENTRIES)
+
+
+def with_turns(**slots):
+    turns = Turns("fair", Options.parse({}).for_queue)
+    return FilledCapacity(slots=lambda: Slots(**slots), turns=turns), turns
+
+
+def test_a_run_that_was_acknowledged_when_it_began_has_its_turn_until_it_ends():
+    shared, turns = with_turns(number=2, prefetch_count=2)
+    (task,) = shared.hold()
+    turns.begin(task)
+    shared.release(task, began=0.0, early=True)
+    assert (turns.held("q"), turns.begun("q")) == (1, 1)
+    shared.end_run(task, 0.0, shared.now)
+    assert (turns.held("q"), turns.begun("q")) == (0, 0)
+
+
+def test_what_other_consumers_hold_is_left_out_when_places_are_counted_anew():
+    shared, turns = with_turns(number=2, prefetch_count=2)
+    shared.hold(2)
+    other = capacity().hold()
+    of_nobody = capacity().hold()
+    of_nobody[0].consumer = None
+    waiter = shared.wait("q")
+    shared.look(0.0, other + of_nobody)
+    assert (shared.held, turns.held("q")) == (0, 0)
+    assert waiter.reservation.messages == 2
+
+
+def test_what_changes_for_one_queue_is_not_looked_at_for_all_that_wait():
+    shared, _ = with_turns(number=1, prefetch_count=1)
+    looked = []
+    shared.loop_late = lambda now: looked.append(now) or 0.0
+
+    def looks(act, *args):
+        looked.clear()
+        act(*args)
+        return len(looked)
+
+    poll = shared.reserve("polled")
+    shared.hold()
+    assert [looks(shared.wait, name) for name in "abcd"] == [1, 2, 2, 2], "the first one's, and its own"
+    assert looks(shared.expect, "polled", shared.now) == 1
+    assert looks(shared.answered, poll, 1, shared.now) == 1
+    assert [looks(shared.taken, poll, shared.now) for _ in range(2)] == [1, 0]
+    assert looks(shared.serve, shared.now) == 4
+
+
+def test_the_pace_of_runs_that_were_acknowledged_when_they_began_is_forgotten_after_a_rest():
+    clock = FakeClock()
+    shared = capacity(8, slots=2, prefetch_seconds=1, clock=clock)
+    for _ in range(200):
+        (task,) = shared.received(shared.reserve("q"), 1)
+        shared.release(task, began=clock.monotonic(), early=True)
+        clock.advance(0.01)
+        shared.end_run(task, clock.monotonic() - 0.01, clock.monotonic())
+    clock.advance(60)
+    assert asked(shared) == 8

@@ -1,9 +1,10 @@
-"""A delivery asks its holder how to settle and to reject it, and says how it is."""
+"""A delivery asks its holder what becomes of it, and says how it is."""
 
 from __future__ import annotations
 
 import gc
 import weakref
+from operator import attrgetter
 from unittest.mock import Mock, call
 
 import pytest
@@ -13,34 +14,51 @@ from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.settlements import Lapse
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 
+#: The delivery, in what its holder is asked.
+THIS = "delivery"
+
 
 def delivery(holder):
     return factories.delivery(factories.sqs_queue(), holder)
 
 
 @pytest.mark.parametrize(
-    ("act", "name", "asked", "answer"),
+    ("act", "asked", "answer"),
     [
-        (lambda d: d.give_up("why", str, "keep", n="3"), "give_up", call("why", str, "keep", n="3"), None),
-        (lambda d: d.reject(requeue=True), "reject", call(requeue=True), None),
+        (lambda d: d.settle("how"), call.settle(THIS, "how"), True),
+        (lambda d: d.start(), call.start(THIS), True),
+        (lambda d: d.dispatch(), call.dispatch(THIS), True),
+        (lambda d: d.extend(5.0), call.extend(THIS, 5.0), None),
+        (lambda d: d.tell_lost(), call.tell_lost(THIS), None),
+        (lambda d: d.run_ended(), call.run_ended(THIS), None),
+        (lambda d: d.renewal(5.0, str, {}), call.parking.renewal(THIS, 5.0, str, {}), "a copy"),
         (
-            lambda d: d.refuse("no", "body", others_may=True),
-            "refuse",
-            call("no", "body", others_may=True),
+            lambda d: d.give_up("why", str, "keep", n="3"),
+            call.rejection.give_up(THIS, "why", str, "keep", n="3"),
             None,
         ),
-        (lambda d: d.after_an_error(), "after_an_error", call(), Lapse()),
-        (lambda d: d.come_back("why"), "come_back", call("why"), None),
+        (lambda d: d.reject(requeue=True), call.rejection.reject(THIS, requeue=True), None),
+        (
+            lambda d: d.refuse("no", "body", others_may=True),
+            call.rejection.refuse(THIS, "no", "body", others_may=True),
+            True,
+        ),
+        (
+            lambda d: d.refuse("no", "body"),
+            call.rejection.refuse(THIS, "no", "body", others_may=False),
+            False,
+        ),
+        (lambda d: d.after_an_error(), call.rejection.after_an_error(THIS), Lapse()),
+        (lambda d: d.come_back("why"), call.rejection.come_back(THIS, "why"), None),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=lambda value: str(value) if isinstance(value, type(call)) else "",
 )
-def test_its_holder_says_how_it_is_rejected(act, name, asked, answer):
-    holder = Mock()
-    ask = getattr(holder.rejection, name)
-    ask.return_value = answer
+def test_its_holder_is_asked(act, asked, answer):
+    holder, (name, args, named) = Mock(), asked
+    attrgetter(name)(holder).return_value = answer
     one = delivery(holder)
     assert act(one) == answer
-    assert holder.mock_calls == [getattr(call.rejection, name)(one, *asked.args, **asked.kwargs)]
+    assert holder.mock_calls == [(name, (one, *args[1:]), named)]
 
 
 def test_the_horizon_counts_from_the_receive_that_brought_it():

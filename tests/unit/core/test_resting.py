@@ -30,10 +30,10 @@ class World:
             self.capacity.count(delivery, 1)
         return made
 
-    def rest(self, number):
+    def rest(self, number, wait=Wait.START):
         resting = self.receive(number)
         for delivery in resting:
-            self.capacity.rest(delivery, Wait.START)
+            self.capacity.rest(delivery, wait)
         return resting
 
     def settle(self, delivery):
@@ -107,3 +107,11 @@ def test_what_rests_of_another_queue_makes_no_room_for_a_fifo_queue():
     fifo = factories.sqs_queue("q.fifo")
     world.capacity.hold(2, queue=fifo.name, fifo=True)
     assert world.capacity.reserve(fifo.name, fifo=True) is None
+
+
+def test_what_rests_for_long_keeps_its_place():
+    world = World()
+    (delivery,) = world.rest(1, Wait.FAR_START)
+    assert world.free_slots() == 1
+    world.capacity.resume(delivery)
+    assert world.free_slots() == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from support import factories
+from support.clock import FakeClock
 
 from celery_sqs_visibility.core import capacity as module
 from celery_sqs_visibility.core.delivery import State, Wait
@@ -46,21 +49,24 @@ def test_what_was_settled_meanwhile_has_given_its_capacity_already():
     assert world.counts() == (1, 0)
 
 
+@pytest.mark.parametrize(("name", "fifo"), [("q", 0), ("q.fifo", 1)])
 @pytest.mark.parametrize("aside", [False, True])
 @pytest.mark.parametrize(
     ("began", "early", "runs"),
     [(None, False, 0), (None, True, 0), (1.0, False, 0), (1.0, True, 1)],
     ids=["unrun", "early, unrun", "run", "early"],
 )
-def test_a_settled_message_frees_its_capacity_once_and_an_early_run_keeps_a_slot(aside, began, early, runs):
-    world = World("q.fifo")
+def test_a_settled_message_frees_its_capacity_once_and_an_early_run_keeps_a_slot(
+    name, fifo, aside, began, early, runs
+):
+    world = World(name)
     delivery = world.delivery()
     delivery.began, delivery.acknowledged_early = began, early
     if aside:
         world.set_aside(delivery)
     world.capacity.free(delivery, 1.0)
     assert world.counts() == (0, 0)
-    assert world.capacity.runs == len(world.capacity._fifo.runs) == runs
+    assert (world.capacity.runs, len(world.capacity._fifo.runs)) == (runs, fifo * runs)
     world.capacity.resume(delivery)
     assert world.counts() == (0, 0), "it is set aside no more"
 
@@ -77,9 +83,35 @@ def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
     assert world.capacity.has_place(other, 0.0)
 
 
-def test_only_so_many_are_set_aside(monkeypatch):
+@pytest.mark.parametrize("counted_anew", [False, True])
+def test_only_so_many_are_set_aside_at_once(monkeypatch, counted_anew):
     monkeypatch.setattr(module, "MAX_ASIDE", 2)
     world = World("q")
-    for handle in "abc":
-        world.set_aside(world.delivery(handle))
-    assert world.counts() == (1, 0)
+    deliveries = [world.delivery(handle) for handle in "abc"]
+    for delivery in deliveries:
+        delivery.consumer = SimpleNamespace(capacity=world.capacity)
+    for _ in range(2):
+        for delivery in deliveries:
+            world.set_aside(delivery)
+        if counted_anew:
+            world.capacity.wait("another")
+            world.capacity.look(0.0, deliveries)
+        assert world.counts() == (1, 0)
+        world.set_aside(deliveries[2])
+        assert world.counts() == (1, 0)
+        for delivery in deliveries:
+            world.capacity.resume(delivery)
+        assert world.counts() == (3, 0)
+
+
+def test_what_is_held_beyond_the_slots_at_the_present_pace_has_place_again():
+    clock = FakeClock()
+    shared = factories.capacity(4, slots=1, prefetch_seconds=1.0, clock=clock)
+    aside, *others = shared.hold(10)
+    shared.rest(aside, Wait.PAYLOAD)
+    for each in others:
+        clock.advance(0.01)
+        shared.release(each, began=clock.monotonic() - 0.01)
+    shared.hold(10)
+    assert shared.has_place(aside, clock.monotonic())
+    assert not shared.has_place(aside, clock.monotonic() + 60)
