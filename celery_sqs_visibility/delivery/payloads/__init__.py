@@ -1,1 +1,1 @@
-"""Payloads in S3: put there before their messages, removed after them."""
+"""Payloads in S3: put there before their messages are sent, removed after these are deleted."""

@@ -1,4 +1,4 @@
-"""Messages that may be too large for SQS: their payloads go to S3 first, or they are refused."""
+"""Sends messages of any size: payloads that are too large for SQS go to S3 first, or are refused."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from celery_sqs_visibility.policy.quotas import DEDUPLICATION_SECONDS, MESSAGE_B
 
 logger = logging.getLogger(__name__)
 
-#: After these SQS may have the message.
+#: After these errors SQS may have the message.
 _UNANSWERED: Final = (UnavailableError, UnrecognizedResponseError)
 
-#: Large messages of FIFO queues that this process has sent, as far as it remembers.
+#: How many large messages sent to FIFO queues this process remembers.
 MAX_REMEMBERED: Final = 10_000
 
 OTHER_PREFIX: Final = (
@@ -47,16 +47,16 @@ OTHER_PREFIX: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PayloadStore:
-    """Where payloads of too large messages go: to objects whose keys begin with `prefix`.
+    """Where the payloads of large messages go: to objects whose keys begin with `prefix`.
 
     Attributes:
-        threshold: messages with more bytes are too large, as are those beyond their queue's own limit.
+        threshold: messages with more bytes are large, and those beyond the limit of their queue.
     """
 
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
-    #: The first key of another prefix.
+    #: The first key with another prefix, about which there was a warning.
     _told: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -65,7 +65,7 @@ class PayloadStore:
         return ReadablePayloads(self.objects.bucket, self.prefix)
 
     def owns(self, key: str) -> bool:
-        """Whether the object is one message's alone, and goes with it. Any thread."""
+        """Whether the object belongs to one message only, and is removed with it. Any thread."""
         prefix = prefix_of(key)
         if prefix is not None and prefix != self.prefix and not self._told:
             self._told.append(key)
@@ -74,24 +74,24 @@ class PayloadStore:
 
 
 class OutgoingMessages:
-    """Sends messages of any size; without a `store` those beyond their queue's limit are refused.
+    """Sends messages of any size. Without a `store`, those beyond the limit of their queue are refused.
 
-    Any thread: requests to S3 are made in the one that sends. Each attempt makes an object of its own, since
-    the message of an attempt without an answer may be at SQS.
+    Any thread: the one that sends makes the requests to S3, too. Each attempt makes an object of its own,
+    because SQS may have the message of an attempt that was not answered.
 
     Attributes:
-        store: where payloads go.
+        store: where payloads go, if they may.
     """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
         self.store = store
-        # Queue URL to its MaximumMessageSize, where SQS has told one. Each access is atomic: no lock.
+        # MaximumMessageSize by queue URL, as far as SQS has told it. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
         self._lock = threading.Lock()  # guards _sent
-        self._sent = RecentKeys[str](MAX_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids, FIFO queues only
+        self._sent = RecentKeys[str](MAX_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids of FIFO queues
 
     def offloads(self, queue: Queue, size: int) -> bool:
-        """Whether the payload of a message of `size` bytes, attributes included, goes to S3."""
+        """Whether the payload of a message of `size` bytes, including attributes, goes to S3."""
         if self.store is None:
             return False
         return size > min(self.store.threshold, self._limits.get(queue.url, MESSAGE_BYTES))
@@ -100,8 +100,8 @@ class OutgoingMessages:
         """Send one message.
 
         Raises:
-            MessageTooLargeError: nothing was sent.
-            SQSError: of SQS or S3; a message that SQS has refused leaves no object.
+            MessageTooLargeError: the message was not sent.
+            SQSError: SQS or S3 failed. A message that SQS refused leaves no object.
         """
         size = _size(message)
         if self.offloads(queue, size):
@@ -121,7 +121,7 @@ class OutgoingMessages:
     def send_batch(
         self, queue: Queue, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
-        """Send up to ten messages: those with payloads in S3 by themselves, all others in one request."""
+        """Send up to ten messages: each with a payload in S3 alone, all others in one request."""
         alone = [position for position, message in enumerate(messages) if self._offloads(queue, message)]
         together = [position for position in range(len(messages)) if position not in alone]
         failed: dict[int, SQSError] = {}
@@ -132,7 +132,7 @@ class OutgoingMessages:
             except SQSError as error:
                 if self._learned(queue, error) is None:
                     raise
-                alone += together  # one of them is too large, and the refusal of all does not tell which
+                alone += together  # one of them is too large, but SQS refused all
             else:
                 failed = {together[i]: error for i, error in result.failed.items()}
                 alone += self._too_large(queue, messages, failed)
@@ -149,7 +149,7 @@ class OutgoingMessages:
     def _too_large(
         self, queue: Queue, messages: Sequence[OutgoingMessage], failed: dict[int, SQSError]
     ) -> list[int]:
-        """Take out those that S3 may have; the others get an error with a remedy."""
+        """Take out and return those that can go to S3; without S3 they get an error with a remedy."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
         if self.store is None:
@@ -163,7 +163,7 @@ class OutgoingMessages:
         return list(told)
 
     def _learned(self, queue: Queue, error: SQSError) -> int | None:
-        """The queue's limit, if SQS has refused a message for its size."""
+        """Return the limit of the queue if SQS refused a message for its size, and remember it."""
         if (limit := limit_in(error)) is not None:
             self._limits[queue.url] = limit
         return limit
@@ -189,7 +189,7 @@ class OutgoingMessages:
             if (limit := limit_in(error)) is not None:
                 raise too_large(queue.name, _size(pointer), limit, pointer=True) from error
             raise
-        # SQS answers a duplicate with the id of the message that it took before, which has another object.
+        # SQS answers a duplicate with the id of the earlier message, which has an object of its own.
         if queue.fifo and not self._is_new(message_id):
             self._discard(objects, key)
 
@@ -199,7 +199,7 @@ class OutgoingMessages:
 
     @staticmethod
     def _discard(objects: ObjectStore, key: str) -> None:
-        """Remove the object of a message that was not sent. Where that fails, the lifecycle rule does it."""
+        """Remove the object of a message that was not sent. If that fails, the lifecycle rule removes it."""
         try:
             objects.delete([key])
         except SQSError as error:
@@ -207,5 +207,5 @@ class OutgoingMessages:
 
 
 def _size(message: OutgoingMessage) -> int:
-    """In bytes, as SQS counts them."""
+    """The message's size in bytes, as SQS counts them."""
     return message_bytes(message.body, message.attributes)

@@ -1,4 +1,4 @@
-"""Payloads of deleted messages, on their way out of S3: in batches, by one thread, tried for a while."""
+"""Removes the payloads of deleted messages from S3: in batches, one at a time, repeated for a while."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: A removal waits this long for others. Nobody waits for it.
+#: A removal waits this long for others to share its request.
 LINGER_SECONDS: Final = 1.0
 
-#: A removal is tried again for this long; then it is left to the bucket's lifecycle rule.
+#: A failed removal is repeated for this long. Then the bucket's lifecycle rule removes the payload.
 TRY_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A key that is to go; instants are monotonic."""
+    """A key to remove. Instants are monotonic."""
 
     key: str
     until: float
@@ -40,7 +40,7 @@ class Removal:
 
 
 class Removals:
-    """Removes payloads. `submit` may be called from any thread and does not block."""
+    """Removes payloads. Any thread may call `submit`, which does not block."""
 
     def __init__(self, objects: ObjectStore, clock: Clock, pump: Pump | None = None) -> None:
         self._objects = objects
@@ -56,7 +56,7 @@ class Removals:
         self.flushing = 0  # flushes under way
 
     def submit(self, key: str) -> None:
-        """Remove that object, soon: SQS has deleted its message."""
+        """Remove an object soon: SQS has deleted its message."""
         now = self._clock.monotonic()
         with self._lock:
             self.unfinished += 1
@@ -64,13 +64,13 @@ class Removals:
             self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
-        """Remove everything without lingering; whether all was done within `timeout` seconds."""
+        """Remove everything without lingering. Returns whether all is removed within `timeout` seconds."""
         return self.lane.flush(self, timeout)
 
     def due(self, now: float) -> float | None:
         if not self._waiting:
             return None
-        # A flush waits for nothing, but for the pause after a failure.
+        # A flush only waits for the pause after a failure.
         if self.flushing and any(not removal.failures for _, _, removal in self._waiting):
             return now
         return self._waiting[0][0]
@@ -83,7 +83,7 @@ class Removals:
         return math.ceil(len(self._waiting) / MAX_DELETED_OBJECTS)
 
     def take(self, now: float) -> list[Removal] | None:
-        """See `pump.Work`: all that waits, if one of them has waited for long enough."""
+        """Take all removals, once one of them has waited for long enough."""
         due = self.due(now)
         if due is None or due > now:
             return None

@@ -1,9 +1,9 @@
-"""Blocks of `publish_batch`: a publication goes into the innermost around it, of the same broker.
+"""Blocks of `publish_batch`: a publication goes into the innermost block of its broker.
 
-"Around" is a context variable's: asyncio's tasks and `asyncio.to_thread` inherit it. Threads and greenlets do
-not: one that serves another request finds its messages sent when `delay()` returns. They take part where they
-join (`Batch.joined`, `contextvars.copy_context().run`). A generator shares its caller's context, and so its
-open blocks.
+A context variable has the open blocks, so asyncio's tasks and `asyncio.to_thread` inherit them. Threads and
+greenlets do not: in one that serves another request, messages are sent when `delay()` returns. They take part
+if they join (`Batch.joined`, `contextvars.copy_context().run`). A generator shares its caller's context, and
+so the open blocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_sqs_visibility.errors import PublishError
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.publish.sender import Sender
 
-#: Makes a sender to one broker of one process, for which it stands.
+#: Makes a sender to one broker. There is one such function for each broker and process.
 NewSender = Callable[[], "Sender"]
 
 #: The blocks that this context has joined, the innermost last.
@@ -31,7 +31,7 @@ _around: ContextVar[tuple[Batch, ...]] = ContextVar("celery_sqs_visibility.publi
 
 
 class Batch:
-    """An open block, of the broker that `find_broker` returns, if that is SQS. Any thread."""
+    """A block of the broker that `find_broker` returns; without effect if that isn't SQS. Any thread."""
 
     def __init__(self, find_broker: Callable[[], NewSender | None]) -> None:
         self._find_broker = find_broker
@@ -42,22 +42,22 @@ class Batch:
 
     @property
     def open(self) -> bool:
-        """Whether it takes messages. A forked child is not in its parent's blocks."""
+        """Whether it takes messages. A forked child isn't in the blocks of its parent."""
         return not self._closed and self._pid == os.getpid()
 
     @functools.cached_property
     def broker(self) -> NewSender | None:
-        """Looked up at the first publication: most brokers are not ours."""
+        """The broker, looked up at the first publication: most brokers are not ours."""
         return self._find_broker()
 
     @contextmanager
     def joined(self) -> Iterator[Batch]:
-        """Let this thread, or greenlet, publish into the block too, inside `with batch.joined():`."""
+        """Let this thread or greenlet publish into the block, too, inside `with batch.joined():`."""
         _around.set((*blocks_around(), self))
         try:
             yield self
         finally:
-            # Not what was there before: generators end in any order, and in any context.
+            # Not by resetting the variable: generators end in any order, and in any context.
             blocks = _around.get()
             if self in blocks:
                 last = len(blocks) - 1 - blocks[::-1].index(self)
@@ -68,14 +68,14 @@ class Batch:
         return sender is not None and sender.put(queue, message, task_id)
 
     def flush(self) -> None:
-        """Wait until all published so far is sent."""
+        """Wait until everything published so far is sent."""
         before = self._sender()
         if before is not None and not before.empty:
             self._sender(new=True)
             before.close()
 
     def close(self) -> PublishError | None:
-        """Take no more, and wait until everything is sent. Returns what was not."""
+        """Take no more messages, and wait until all are sent. Returns the error of those that were not."""
         if not self.open:
             return None
         with self._lock:
@@ -85,7 +85,7 @@ class Batch:
         return self.unsent()
 
     def unsent(self) -> PublishError | None:
-        """The messages that are not known to be sent by now, as one error; `None` if there are none."""
+        """The messages that are not known to be sent yet, as one error; `None` if there are none."""
         results = [sender.unsent() for sender in self._senders]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None
@@ -105,9 +105,9 @@ def blocks_around() -> list[Batch]:
 
 
 def batched(broker: NewSender, queue: Queue, message: OutgoingMessage, raw: dict[str, Any]) -> bool:
-    """Leave the message to the innermost block of the broker around the caller; `False`: there is none.
+    """Put the message into the innermost block of the broker. Returns `False` if there is no block.
 
-    Blocks while too much waits to be sent. `raw` is kombu's message, of which `message` was made.
+    Waits while too many messages are pending. `message` was made of `raw`, kombu's message.
     """
     if not _around.get():
         return False
@@ -115,7 +115,7 @@ def batched(broker: NewSender, queue: Queue, message: OutgoingMessage, raw: dict
     while blocks:
         batch = blocks.pop()
         if queue.fifo:
-            for outer in blocks:  # what was published before, around this block, comes before what is in it
+            for outer in blocks:  # what was published around this block comes before what is in it
                 outer.flush()
         if batch.put(queue, message, _task_id(raw)):
             return True

@@ -1,4 +1,4 @@
-"""Messages on their way to SQS in batches, several at a time, by threads that end with the work."""
+"""Sends messages to SQS in batches, several at a time, in threads that end with the work."""
 
 from __future__ import annotations
 
@@ -24,24 +24,25 @@ logger = logging.getLogger(__name__)
 #: Batches in flight, each with its thread.
 MAX_SENDERS: Final = 8
 
-#: Publishing waits while this many messages, or bytes, are pending, where SQS takes less than is published.
+#: Publishing waits while this many messages, or bytes, are pending because SQS takes fewer than are
+#: published.
 MAX_PENDING: Final = 1000
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 
-#: A thread that waits for the senders' looks after them this often.
+#: A thread that waits for the senders checks them this often.
 CHECK_SECONDS: Final = 5.0
 
 Messages = list[PendingMessage[str | None]]
 
 
 class Sender:
-    """Sends the messages put into it. `put` may be called from any thread of the process that made it.
+    """Sends the messages put into it. Any thread of the process that made it may call `put`.
 
-    A batch is sent when it is full, or has lingered for a second, or `close` is called. The threads end with
+    A batch is sent once it is full, has lingered for a second, or `close` is called. The threads end after
     `close`, when nothing is left to send.
 
     Args:
-        missing: is called with the name of a queue that turned out not to exist, from a sender's thread.
+        missing: called in a sender's thread with the name of a queue that doesn't exist.
         outgoing: makes the requests.
         clock: the monotonic clock.
     """
@@ -56,8 +57,8 @@ class Sender:
         self._outgoing = outgoing or OutgoingMessages()
         self._clock = clock
         self._pid = os.getpid()
-        # Never taken for stuck: what a thread sends would be published twice. An upload to S3 takes its time.
-        # Its own pump: a block may be collected as garbage, and then waits for its end, in any thread.
+        # No thread counts as stuck, or its messages would be published twice: an upload to S3 may take long.
+        # The pump is its own: a block that is collected as garbage waits for its end, in any thread.
         self._pump = Pump(clock)
         self.lane = self._pump.lane("sends messages", MAX_SENDERS, self, hangs_after=math.inf)
         self._lock = self.lane.lock  # guards everything below
@@ -66,9 +67,9 @@ class Sender:
         self._outages: dict[Queue, Outage] = {}
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
-        """Take a message; wait while too much is pending. `False`: no thread of ours would send it."""
+        """Take a message, once few enough are pending. Returns `False` if no thread would send it."""
         if self._pid != os.getpid():
-            return False  # and its lock may be held by a thread that this process does not have
+            return False  # and a thread that this process lacks may hold the lock
         if not self._has_capacity():
             self._wait_until(self._has_capacity)
         with self._lock:
@@ -89,7 +90,7 @@ class Sender:
         """Send what is left, and wait until it is sent or given up.
 
         Returns:
-            Task id and reason of each message that could not be sent, and how many were put in altogether.
+            The task id and error of each message that could not be sent, and how many were put in altogether.
         """
         if self._pid == os.getpid():
             with self._lock:
@@ -100,7 +101,7 @@ class Sender:
         return self.unsent()
 
     def unsent(self) -> tuple[list[tuple[str | None, Exception]], int]:
-        """As `close`, of this moment: a message that waits, or whose answer has not come, is not sent yet."""
+        """What `close` returns, as of now: a message that waits or is not answered counts as not sent."""
         if self._pid != os.getpid():
             return [], 0
         with self._lock:
@@ -124,7 +125,7 @@ class Sender:
         return when_known(send) if queue.origin == "created" else send()
 
     def conclude(self, batch: Messages, since: float, failed: Mapping[int, SQSError]) -> None:
-        with suppress(Exception):  # a filter of the log's must not end a sender
+        with suppress(Exception):  # a filter of the log must not end a sender
             self._log_outage(batch, since, list(failed.values()))
         with self._lock:
             self._pending.conclude(batch, failed, self._clock.monotonic())
@@ -134,7 +135,7 @@ class Sender:
         return self._closed or not full
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait, and meanwhile replace threads that died: a producer has no supervisor."""
+        """Wait, and replace threads that died meanwhile: a producer has no supervisor."""
         while True:
             with self._lock:
                 if self.lane.wait_until(condition, CHECK_SECONDS):

@@ -1,8 +1,8 @@
-"""Publications of several threads at once share requests: group commit, without a thread of its own.
+"""Shared requests of threads that publish at the same time: group commit, without a thread of its own.
 
-A caller that is alone sends its message by itself, at once. Callers that come while a request of their queue
-is under way wait until it is over, or enough of them wait: then one of them leads, and sends the messages of
-all in one request, up to ten. A leader returns when its own message is answered.
+A caller that is alone sends its message at once. Callers that arrive while a request of their queue is under
+way wait until it is over, or enough of them wait. Then one of them leads, and sends up to ten of their
+messages in one request. A leader returns once its own message is answered.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from celery_sqs_visibility.errors import AnswerLostError, RequestRefusedError, S
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
-#: Fewer callers than this wait for the end of another request, so that a message costs a fifth of a request.
+#: Fewer callers wait for the end of the request under way, so that a message costs a fifth of a request.
 MIN_CALLERS: Final = 5
 
-#: Callers that are forgotten with each that arrives: of sixteen that have become ten, after 600.
+#: Each caller that arrives lowers the known number of callers by this: from sixteen to ten after 600.
 FORGOTTEN: Final = 0.01
 
-#: Fewer callers wait a little longer, since those of the request that is just over may publish again.
+#: A leader waits a little longer, because callers whose request is just over may publish again.
 GATHER_SECONDS: Final = 0.002
 
-#: A caller waits so long to be woken; then it leads, whatever is under way. A leader may have died.
+#: A caller that is not woken in this time leads, whatever is under way. The leader may have died.
 WAKE_SECONDS: Final = 1.0
 
-#: A caller waits so long for the answer to another's request, which is over before, or its thread is gone.
+#: A caller waits this long for another's request. By then it is over, or its thread is gone.
 ANSWER_SECONDS: Final = 20.0
 
 
 class Gate:
-    """Opens once, for one thread or greenlet that waits. Costs a third of an Event, which is three locks."""
+    """Opens once, for one waiting thread or greenlet. Costs a third of an Event, which has three locks."""
 
     __slots__ = ("_lock",)
 
@@ -47,12 +47,12 @@ class Gate:
         self._lock.acquire()
 
     def open(self) -> None:
-        """Let the waiting caller pass. Any thread, any number of times."""
+        """Let the waiting caller pass. Idempotent. Any thread."""
         with suppress(RuntimeError):  # it is open
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is open; `False`: it was not in that time."""
+        """Wait until it is open. Returns `False` if it isn't in that time."""
         opened = self._lock.acquire(timeout=seconds)
         if opened:
             self.open()
@@ -65,12 +65,12 @@ class Publication:
 
     Attributes:
         size: in bytes, as SQS counts them.
-        leads: its caller was told to lead.
-        taken: it is part of a request.
-        woken: its caller need not wait any more until it leads.
-        answered: the request that it is part of is over.
-        alone: SQS refused that request: its caller sends it by itself.
-        error: SQS has not taken it.
+        leads: whether its caller was told to lead.
+        taken: whether it is part of a request.
+        woken: open once its caller need not wait to lead any more.
+        answered: open once the request that has it is over.
+        alone: whether SQS refused that request, so that its caller sends it alone.
+        error: why SQS has not taken it.
     """
 
     message: OutgoingMessage
@@ -84,12 +84,12 @@ class Publication:
 
 
 class Traffic:
-    """Publications to one queue, under way and waiting. Decisions only: no lock, no thread, no request.
+    """Publications to one queue. Decisions only: no lock, no thread, no request.
 
     Attributes:
-        sending: how many messages are in requests that are under way.
-        waiting: the publications that are in none, in the order of their arrival.
-        callers: how many callers there were at the same time lately.
+        sending: how many messages are in requests under way.
+        waiting: the publications that are in no request, in the order of arrival.
+        callers: how many callers published at the same time lately.
     """
 
     def __init__(self, sending: int = 0, callers: float = 0) -> None:
@@ -99,19 +99,19 @@ class Traffic:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is under way, nor waits."""
+        """Whether nothing is under way or waits."""
         return not (self.sending or self.waiting)
 
     @property
     def enough(self) -> bool:
-        """Whether those that wait make a request beside those under way: half of all callers do.
+        """Whether enough callers wait for a request besides those under way: half of all.
 
-        One half gathers while the other's request is under way, so that nobody is left over.
+        One half gathers while the request of the other half is under way, so nobody is left over.
         """
         return len(self.waiting) >= min(BATCH_ENTRIES, max(MIN_CALLERS, self.callers / 2))
 
     def arrive(self, publication: Publication) -> bool:
-        """Add a publication that waits; whether its caller leads at once: enough wait, or none is sent."""
+        """Add a publication. Returns whether its caller leads at once: enough wait, or none is being sent."""
         over = self.over
         self.waiting.append(publication)
         self.callers = max(self.callers - FORGOTTEN, self.sending + len(self.waiting))
@@ -119,9 +119,9 @@ class Traffic:
         return publication.leads
 
     def take(self, leader: Publication, *, woken: bool = True) -> list[Publication]:
-        """The next request: the leader's message, and those of others that fit, the first that came first.
+        """Take the next request: the leader's message, and others that fit, in the order of arrival.
 
-        A leader that was not woken counts on no request that is under way: its caller may have died.
+        A leader that was not woken does not count on requests under way: their callers may have died.
         """
         if not woken:
             self.sending = 0
@@ -137,7 +137,7 @@ class Traffic:
         return batch
 
     def choose_leader(self) -> Publication | None:
-        """The caller to lead from now on, if one is needed."""
+        """Choose the caller that leads next, if one is needed."""
         if not self.waiting or (self.sending and not self.enough) or any(each.leads for each in self.waiting):
             return None
         self.waiting[0].leads = True
@@ -145,25 +145,25 @@ class Traffic:
 
 
 class SharedRequests:
-    """Sends messages, those of concurrent callers together. Any thread or greenlet of its process.
+    """Sends messages of concurrent callers together. Any thread or greenlet of its process.
 
-    A caller that is interrupted, or ended, hands the lead on. What an exception in the middle of that leaves
-    undone is mended after `WAKE_SECONDS`.
+    A caller that is interrupted or ended hands the lead on. If an exception keeps it from that, a waiting
+    caller leads after `WAKE_SECONDS`.
     """
 
     def __init__(self, outgoing: OutgoingMessages) -> None:
         self._outgoing = outgoing
         self._has_bucket = outgoing.store is not None
         self._lock = threading.Lock()  # guards _traffic and what is in it
-        self._traffic: dict[Queue, Traffic] = {}  # of queues to which anything is under way, or waits
+        self._traffic: dict[Queue, Traffic] = {}  # of queues that have messages under way or waiting
         self._callers = 0.0  # `Traffic.callers` of the latest that is over
         self._inside: set[int] = set()  # threads and greenlets that send; each access is atomic
 
     def send(self, queue: Queue, message: OutgoingMessage) -> None:
-        """Send one message; returns when SQS has it. Raises as `OutgoingMessages.send`."""
+        """Send one message. Returns once SQS has it; raises as `OutgoingMessages.send`."""
         caller = threading.get_ident()
-        # A signal handler, or a finalizer, that publishes must not wait for the caller that it interrupts.
-        # And no message must wait for another's upload.
+        # A signal handler or finalizer that publishes must not wait for the caller that it interrupts, and
+        # no message must wait for another's upload.
         if caller in self._inside or (self._has_bucket and self._goes_to_s3(queue, message)):
             self._outgoing.send(queue, message)
             return
@@ -216,15 +216,15 @@ class SharedRequests:
             raise copy(publication.error) from publication.error
 
     def _lead(self, queue: Queue, batch: Sequence[Publication]) -> None:
-        """Make a request, and tell those whose messages are in it."""
+        """Make a request, and wake the callers whose messages are in it."""
         for publication in batch:
-            publication.error = _unanswered()  # unless this caller lives to know better
+            publication.error = _unanswered()  # overwritten once the answer has come
         try:
             self._request(queue, batch)
         finally:
             for publication in batch:
                 publication.answered.open()
-                publication.woken.open()  # it may still wait for that
+                publication.woken.open()  # its caller may still wait for that
             self._end(queue, sent=len(batch))
 
     def _request(self, queue: Queue, batch: Sequence[Publication]) -> None:
@@ -237,7 +237,7 @@ class SharedRequests:
                 messages = [publication.message for publication in batch]
                 errors = self._outgoing.send_batch(queue, messages, urgent=True).failed
         except RequestRefusedError as error:
-            # One of several is wrong, and nobody knows which.
+            # One of them is wrong, but not known.
             alone = len(batch) > 1
             errors = {} if alone else {0: error}
         except SQSError as error:
@@ -246,7 +246,7 @@ class SharedRequests:
             publication.error, publication.alone = errors.get(position), alone
 
     def _end(self, queue: Queue, *, sent: int = 0, interrupted: Publication | None = None) -> None:
-        """A request of `sent` messages is over, or a waiting caller was interrupted: wake the next leader."""
+        """Wake the next leader: a request of `sent` messages is over, or a waiting caller was interrupted."""
         with self._lock:
             traffic = self._traffic.get(queue)
             if traffic is None:

@@ -1,1 +1,1 @@
-"""Polls of queues, and a buffer of messages that Celery has not taken yet."""
+"""Polls of queues, and the buffer of messages for Celery."""

@@ -1,4 +1,4 @@
-"""Buffer between the polling threads and the thread that dispatches messages to Celery, in order."""
+"""Buffer between the threads that poll and the one that dispatches messages to Celery, in order."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from celery_sqs_visibility.policy.clock import Clock
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import Delivery
 
-#: Messages are dispatched for this long before the event loop goes on.
+#: Messages are dispatched for this long, then the event loop goes on.
 DISPATCH_SECONDS: Final = 0.01
 
 
 class BufferedMessage(NamedTuple):
-    """A delivery, the kombu payload made of its message, and how to dispatch it on the main thread.
+    """A delivery, the kombu payload of its message, and a function that dispatches it on the main thread.
 
-    `dispatch` is told whether to raise the consumer's exception; otherwise it is logged.
+    The second argument of `dispatch` says whether it raises the consumer's exception, or logs it.
     """
 
     delivery: Delivery
@@ -30,19 +30,19 @@ class BufferedMessage(NamedTuple):
 
 
 class Line(Protocol):
-    """Messages that wait, and which of them goes next. The buffer locks."""
+    """Waiting messages, in the order in which they go to Celery. The buffer locks."""
 
     def __len__(self) -> int:
-        """How many wait."""
+        """How many messages wait."""
 
     def add(self, messages: Sequence[BufferedMessage]) -> None:
-        """They have arrived."""
+        """Add messages that have arrived."""
 
     def next(self) -> BufferedMessage | None:
         """Take the next message; `None` if none may go now."""
 
     def ready(self) -> bool:
-        """Whether one may go now."""
+        """Whether a message may go now."""
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
         """Take out the wanted messages."""
@@ -73,7 +73,9 @@ class ArrivalLine:
 
 
 class Buffer:
-    """A line of messages that a thread can wait for, or that wakes an event loop through a pipe.
+    """A line of messages for which a thread can wait, or that wakes an event loop through a pipe.
+
+    The reader is the one thread that takes messages, usually the main thread.
 
     Attributes:
         looped_at: the monotonic instant at which the reader's loop last came round.
@@ -92,11 +94,11 @@ class Buffer:
         return len(self._line)
 
     def line_up(self, line: Line) -> None:
-        """Keep messages in this line, not in the order of arrival. To be called before any arrives."""
+        """Keep messages in this line instead of the order of arrival. Called before any arrives."""
         self._line = line
 
     def put(self, messages: Sequence[BufferedMessage]) -> None:
-        """Add messages, in order, and wake the reader. Polling threads."""
+        """Add messages, in order, and wake the reader. Any thread."""
         if messages:
             with self._lock:
                 self._line.add(messages)
@@ -104,7 +106,7 @@ class Buffer:
                 self._wake()
 
     def put_callback(self, callback: Callable[[], bool]) -> None:
-        """Wake the reader, which calls the callback before it takes waiting messages. Any thread.
+        """Make the reader call the callback before it takes waiting messages. Any thread.
 
         The callback returns whether it delivered a message.
         """
@@ -119,7 +121,7 @@ class Buffer:
         return len(self._callbacks)
 
     def run_callback(self) -> bool:
-        """Call the oldest callback; whether it delivered a message. The reader's thread."""
+        """Call the oldest callback. Returns whether it delivered a message. The reader."""
         with self._lock:
             callback = self._callbacks.popleft() if self._callbacks else None
             if callback is None:
@@ -130,19 +132,19 @@ class Buffer:
             self.wake_if_ready()
 
     def get(self) -> BufferedMessage | None:
-        """Take the next message; `None` if none may go now. The reader's thread."""
+        """Take the next message; `None` if none may go now. The reader."""
         with self._lock:
             return self._line.next()
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait for a message or a callback; whether there is one. The reader, without an event loop."""
+        """Wait for a message or a callback. Returns whether there is one. A reader without an event loop."""
         with self._lock:
             return self._arrived.wait_for(self._is_ready, timeout)
 
     def dispatch(self, clock: Clock, *, raising: bool = False) -> int:
-        """Dispatch messages, in order, for `DISPATCH_SECONDS`; how many. The reader's thread.
+        """Dispatch messages, in order, for `DISPATCH_SECONDS`. Returns how many. The reader.
 
-        With `raising` a consumer's exception ends it; the messages after that one stay here.
+        With `raising` an exception of the consumer is raised, and the messages after that one stay here.
         """
         until = clock.monotonic() + DISPATCH_SECONDS
         dispatched = 0
@@ -155,9 +157,9 @@ class Buffer:
         return dispatched
 
     def on_readable(self, clock: Clock, *, raising: bool = False) -> None:
-        """The event loop saw a wake-up: call the callbacks, then dispatch messages. The reader's thread."""
+        """Call the callbacks, then dispatch messages, after a wake-up of the event loop. The reader."""
         self.woken()
-        for _ in range(self.callbacks):  # those that come meanwhile do not keep messages waiting
+        for _ in range(self.callbacks):  # those that come meanwhile must not delay messages
             self.run_callback()
         self.dispatch(clock, raising=raising)
 
@@ -172,12 +174,12 @@ class Buffer:
         return bool(self._callbacks) or self._line.ready()
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
-        """Take out the wanted messages, to be given back. Any thread."""
+        """Take out the wanted messages. Any thread."""
         with self._lock:
             return self._line.take(wanted)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when messages have arrived, for an event loop."""
+        """A descriptor for an event loop, readable when messages have arrived."""
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe()
@@ -188,15 +190,15 @@ class Buffer:
             return self._pipe[0]
 
     def _wake(self) -> None:
-        """Make `fileno()` readable: messages arrived, or the reader stopped before the buffer was empty."""
+        """Make `fileno()` readable. Under the lock."""
         if self._pipe is not None and not self._woken:
-            # A full pipe is a woken reader.
+            # If the pipe is full, the reader is awake.
             with suppress(BlockingIOError):
                 os.write(self._pipe[1], b"\0")
-            self._woken = True  # not before: what raises has woken nobody
+            self._woken = True  # last: an exception before has woken nobody
 
     def woken(self) -> None:
-        """The reader saw the wake-up; later arrivals wake it anew."""
+        """Note that the reader is awake: later arrivals wake it anew."""
         with self._lock:
             self._woken = False
             if self._pipe is not None:
@@ -204,7 +206,7 @@ class Buffer:
                     os.read(self._pipe[0], 64)
 
     def close(self) -> None:
-        """Close the pipe, which the event loop no longer watches; the buffer can still be used."""
+        """Close the pipe, which the event loop no longer watches. The buffer can still be used."""
         with self._lock:
             if self._pipe is not None:
                 for end in self._pipe:

@@ -1,4 +1,4 @@
-"""Content of a received message, as the wire format's codec gives it."""
+"""Content of a received message, as the codec returns it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from celery_sqs_visibility.policy.printable import UNPRINTABLE
 #: Text, or text that may be missing.
 Text = TypeVar("Text", str, str | None)
 
-#: Characters to keep of a reason or a name; SQS counts a dead letter's attributes as part of its size.
+#: Characters to keep of a reason or a name. SQS counts the attributes of a dead letter as part of its size.
 MAX_TEXT_CHARACTERS: Final = 500
 
 
 class DecodedMessage(NamedTuple):
-    """A message's content; the task's name and id, its ETA and retries, as far as the headers tell.
+    """A message's payload, and the task's name, id, ETA and retries, as far as the headers have them.
 
-    Its sender may have given any text as name and id: deliveries have them as `loggable` makes them.
+    The sender may have chosen any text as name and id. Deliveries have them made `loggable`.
     """
 
-    payload: dict[str, Any]  # kombu makes its `Message` of it
+    payload: dict[str, Any]  # for kombu's `Message`
     task: str | None = None
     task_id: str | None = None
     eta: float | None = None  # seconds since the epoch
@@ -29,13 +29,13 @@ class DecodedMessage(NamedTuple):
 
 
 class Records(NamedTuple):
-    """An event of several records, of which each goes on as a message of its own.
+    """An event with several records, each of which is sent on as a message of its own.
 
     Attributes:
-        messages: each is made when it is asked for.
-        body: of the event's message, as SQS has it.
-        remainder: makes the one message that stands for the records at the given indices, in order; `None`
-            where there can be none.
+        messages: each is made when it is read.
+        body: the body of the event's message, as SQS has it.
+        remainder: makes one message of the records at the given indices, in order; returns `None` if there
+            can be none.
     """
 
     messages: Sequence[OutgoingMessage]
@@ -44,7 +44,7 @@ class Records(NamedTuple):
 
 
 def loggable(text: Text) -> Text:
-    """Text from a message, if there is one, fit to be logged and sent as an attribute of a dead letter."""
+    """Return text from a message, made fit for the log and an attribute of a dead letter."""
     if text is None:
         return text
     if len(text) <= MAX_TEXT_CHARACTERS and text.isprintable():  # as most are

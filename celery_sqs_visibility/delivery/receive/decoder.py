@@ -1,4 +1,4 @@
-"""Decoder: deliveries of received messages, with their content or the reason why there is none."""
+"""Decoder: makes deliveries of received messages, with their content or the reason why it can't be read."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from celery_sqs_visibility.policy.retries import attempts_made
 
 logger = logging.getLogger(__name__)
 
-#: An answer takes a while to arrive. So a delivery's visibility is counted from this long before its arrival,
-#: or from the call if that was later.
+#: An answer takes a while to arrive. So a visibility timeout is counted from this long before the arrival, or
+#: from the call if that was later.
 MAX_TRANSIT_SECONDS = 1.0
 
-#: A poll lasts no longer, its answer's delay included.
+#: A poll lasts no longer, including the delay of its answer.
 MAX_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 
 #: The system attribute of a message that SQS has moved to its dead-letter queue.
 SOURCE_ARN = "DeadLetterQueueSourceArn"
 
-#: A message without attributes.
+#: The attributes of a message without any.
 NONE: Final[Mapping[str, Any]] = {}
 
 NOT_TAKEN = "a message could not be decoded; it comes back"
@@ -46,21 +46,21 @@ NOT_TAKEN = "a message could not be decoded; it comes back"
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """Content of a message that cannot be read for now, through no fault of its own; `error` says why."""
+    """A message that can't be read for now, through no fault of its own; `error` says why."""
 
     error: Exception
 
 
-#: Content of a message: a task, nothing to be run, or several records.
+#: Content of a message: a task, nothing to run, or several records.
 Opened = DecodedMessage | Delete | Records
 
-#: Content of a message, or the reason why it cannot be read.
+#: Content of a message, or the reason why it can't be read.
 ReadContent = Opened | UnreadableError | ReadLater
 
-#: Content of a received message, or the place in S3 where it is.
+#: Content of a received message, or its place in S3.
 Content = ReadContent | PayloadPointer
 
-#: When this process was last seen before a stop, if it was stopped between two instants; else the later one.
+#: When this process was last seen running, if it was stopped between two instants; else the later one.
 StoppedAt = Callable[[float, float], float]
 
 #: Decodes a message of a queue; raises `UnreadableError`.
@@ -68,17 +68,17 @@ DecodeMessage = Callable[[Queue, ReceivedMessage], Opened]
 
 
 class Decoder:
-    """Makes deliveries of messages. Called from threads that poll; it keeps nothing.
+    """Makes deliveries of messages. Threads that poll call it; it has no state.
 
     Args:
         open_message: decodes one message.
-        options_of: of a queue, whose `visibility_timeout` the receives asked for.
+        options_of: returns the options of a queue; receives asked for its `visibility_timeout`.
         clock: wall time.
         holder: of the deliveries.
-        consumer: that brings them, if there is one.
+        consumer: the consumer that receives them, if there is one.
         readable: the payloads in S3 that messages may point to.
-        others: decode the messages of these queues, by name, whose consumers are not Celery's; never raise.
-        stopped_at: by default this process is taken never to be stopped.
+        stopped_at: by default this process is assumed never to be stopped.
+        others: decode the messages of queues whose consumers are not Celery's, by name; never raise.
     """
 
     def __init__(
@@ -104,20 +104,16 @@ class Decoder:
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> list[tuple[Delivery, Content, ReceivedMessage]]:
-        """The deliveries of one poll, in order, with their content and the message.
+        """Make the deliveries of one poll, in order, with their content and the message.
 
-        `called` and `returned` are the monotonic instants before and after the call.
+        `called` and `returned` are the monotonic instants before and after the call. A message whose delivery
+        can't be made is logged and left out: nobody settles it, so it comes back by itself.
         """
-        timeout = self._options_of(queue.name).visibility_timeout
-        transit = min(MAX_TRANSIT_SECONDS, timeout / 10)
-        # Where this process was stopped meanwhile, the answer may have waited for it since.
-        arrived = min(self._stopped_at(called, returned), called + MAX_POLL_SECONDS)
-        since = max(called, min(returned, arrived) - transit)
+        deadline = self._deadline(queue, called, returned)
         # SQS counts its 12 hours from the request, however long that waited for a message.
         horizon = called + VISIBILITY_HORIZON_SECONDS
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
         taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
-        deadline = since + timeout
         for message in messages:
             try:
                 custom = message.get("MessageAttributes", NONE)
@@ -139,12 +135,18 @@ class Decoder:
                     delivery.pointer = content
                 taken.append((delivery, content, message))
             except Exception:  # noqa: BLE001 - it is logged
-                # It is not lost: nobody settles it, so it comes back by itself.
                 log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
         if Received.is_wanted():
             for delivery, _, _ in taken:
                 emit(Received(delivery.facts))
         return taken
+
+    def _deadline(self, queue: Queue, called: float, returned: float) -> float:
+        timeout = self._options_of(queue.name).visibility_timeout
+        # If this process was stopped meanwhile, the answer may have waited for it.
+        arrived = min(self._stopped_at(called, returned), called + MAX_POLL_SECONDS)
+        transit = min(MAX_TRANSIT_SECONDS, timeout / 10)
+        return max(called, min(returned, arrived) - transit) + timeout
 
     def _pointer(
         self, body: str, custom: Mapping[str, Any]
@@ -155,7 +157,7 @@ class Decoder:
             return _why_not(error)
 
     def content(self, queue: Queue, message: ReceivedMessage) -> ReadContent:
-        """The content of a message whose body is its payload. Never raises."""
+        """Return the content of a message whose body is its payload. Never raises."""
         try:
             return self.others.get(queue.name, self._open)(queue, message)
         except Exception as error:  # noqa: BLE001 - it is classified
@@ -163,7 +165,7 @@ class Decoder:
 
 
 def _why_not(error: Exception) -> UnreadableError | ReadLater:
-    """Why a message cannot be read; a bug is logged where its message is refused."""
+    """Why a message can't be read. A bug is logged where the message is refused."""
     if passes(error):
         return ReadLater(error)
     if isinstance(error, UnreadableError):

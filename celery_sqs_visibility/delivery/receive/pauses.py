@@ -1,4 +1,4 @@
-"""Pauses of queues: until when a process polls a queue no more."""
+"""Pauses of queues, in which a process does not poll them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """From an instant to another, both monotonic; without end it is until infinity."""
+    """The monotonic instants of a pause; `until` is infinity if it has no end."""
 
     began: float
     until: float
 
 
 class Pauses:
-    """Paused queues, by Celery's names. One for a process: a pause outlasts a connection.
+    """Paused queues, by Celery's names. One for each process: a pause outlasts a connection.
 
-    Any thread, without a lock: each method reads or writes the table once. A pause whose time is over counts
-    as none.
+    Any thread, without a lock: each method reads or writes the table once. A pause that is over counts as
+    none.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -28,7 +28,7 @@ class Pauses:
         self._pauses: dict[str, Pause] = {}
 
     def pause(self, queue: str, seconds: float = math.inf) -> None:
-        """Pause the queue from now on, for `seconds`, in place of the pause that it has."""
+        """Pause the queue from now on, for `seconds`, instead of any pause that it has."""
         now = self._clock.monotonic()
         self._pauses[queue] = Pause(now, now + seconds)
 
@@ -47,5 +47,5 @@ class Pauses:
         return -math.inf if pause is None else pause.until
 
     def seconds_left(self, queue: str) -> float:
-        """How long its pause still lasts; 0 without one."""
+        """How long the queue's pause still lasts; 0 without one."""
         return max(0.0, self.until(queue) - self._clock.monotonic())

@@ -1,4 +1,4 @@
-"""Buffers whose messages have turns: a message that may be overtaken stays there until it can start."""
+"""Buffers whose queues take turns: a message that another may overtake stays there until it can start."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class TurnBuffers:
     """The buffers of a process's connections. Any thread.
 
     Args:
-        turns: whose turn it is.
-        lock: guards the turns. Taken under the locks of buffers, which nobody takes under that one.
+        turns: decide which queue is next.
+        lock: guards the turns. Taken while holding a buffer's lock, never the other way round.
     """
 
     def __init__(self, turns: Turns, lock: threading.Lock) -> None:
@@ -26,9 +26,9 @@ class TurnBuffers:
         self._buffers: tuple[ref[Buffer], ...] = ()  # replaced as a whole, by the main thread
 
     def attach(self, buffer: Buffer, slots: Callable[[], Slots] | None) -> None:
-        """Give turns to the messages of a connection's buffer, before any comes; `slots` are the process's.
+        """Make the queues of a connection's buffer take turns, before any message comes. Idempotent.
 
-        Harmless if it is attached: all consuming channels of a connection share its buffer.
+        All consuming channels of a connection share its buffer. `slots` returns those of the process.
         """
         self.turns.slots = slots
         buffers = [each for each in self._buffers if each() is not None]
@@ -37,14 +37,14 @@ class TurnBuffers:
             self._buffers = (*buffers, ref(buffer))
 
     def wake(self) -> None:
-        """There may be a slot: make buffers dispatch the messages that may start now."""
+        """Make buffers dispatch the messages that may start now, as there may be a slot."""
         for each in self._buffers:
             if (buffer := each()) is not None:
                 buffer.wake_if_ready()
 
 
 class TurnLine:
-    """See `buffer.Line`: messages by queue. Its buffer locks."""
+    """A line of messages by queue, which take turns. The buffer locks."""
 
     def __init__(self, turns: Turns, lock: threading.Lock) -> None:
         self._turns = turns
