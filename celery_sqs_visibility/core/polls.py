@@ -24,6 +24,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import pause, reply_grace
 from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
+from celery_sqs_visibility.policy.options import QueueOptions
 from celery_sqs_visibility.policy.polling import Attempt, Attempts, PollSchedule
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 
@@ -105,9 +106,7 @@ class QueuePolls:
     Args:
         queue: the queue.
         capacity: shared with the other queues.
-        schedule: when to poll.
-        wait: seconds of a long poll.
-        visibility_timeout: seconds; `None` if only SQS knows.
+        options: of the queue.
         served: called once there is capacity for a poll that waited for it.
 
     Attributes:
@@ -115,6 +114,7 @@ class QueuePolls:
         failures: polls that failed in a row.
         answered: whether a poll has ever succeeded.
         cuts: polls that were cut off while SQS let them wait.
+        schedule: when to poll.
         state: the stage of the polling.
     """
 
@@ -122,16 +122,14 @@ class QueuePolls:
         self,
         queue: Queue,
         capacity: Capacity,
-        schedule: PollSchedule,
-        wait: int,
-        visibility_timeout: int | None,
+        options: QueueOptions,
         served: Callable[[], object],
     ) -> None:
         self.queue = queue
-        self.schedule = schedule
+        self.schedule = PollSchedule(options.polling_interval, options.polling_interval_max)
         self._capacity = capacity
-        self._wait = wait
-        self._attempts = Attempts(visibility_timeout)
+        self._wait = options.wait_time_seconds
+        self._attempts = Attempts(options.visibility_timeout)
         self._paused_until = -math.inf
         self._served = served
         self.in_flight: list[Poll] = []

@@ -1,10 +1,9 @@
-"""Consumer of a channel's queues: their receivers, the threads for their messages, and the end of both."""
+"""Consumer of a channel's queues: their receivers, what happens to their messages, and its end."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -32,25 +31,28 @@ from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule
-from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
 
 logger = logging.getLogger(__name__)
 
 
 class QueueConsumer:
-    """Consumes all queues of a channel; outlives the channel as long as a message that it received runs.
+    """Consumes all queues of a channel. Outlives the channel while a message that it received runs.
 
-    `consume`, `cancel` and `close` belong to the main thread, the rest to any.
-    The consumers of a process share `holder`, and may share `buffer`, from which Celery gets messages.
-    Outside a worker `slots`, which returns those of its pool, is `None`. `payloads` is the bucket of the
-    option `payload_store`. `consumers` returns the consumers of this process, with the same options, to which
-    this one's last polls may give their messages. `loop_late` tells for how long the reader of the buffer has
-    not come round, by when it last did and the present instant. The consumers of a worker share `capacity`.
+    The main thread calls `consume`, `cancel` and `close`, any thread the rest.
 
-    Attributes:
-        capacity: how many messages it may hold.
+    Args:
+        holder: of the deliveries, shared by the consumers of a process. receive: what every receive asks for.
+        open_message: decodes a message for Celery. buffer: from which Celery gets messages; may be shared.
+        pump: its threads make the requests. capacity: how many messages it may hold, shared by the consumers
+        of a worker. clock: wall time and the monotonic clock. leases: makes the leases of runs. payloads: the
+        bucket of the option `payload_store`. turns: the buffers whose queues take turns. pauses: queues that
+        are not polled for now. consumers: returns the consumers of this process, with the same options, to
+        which this one's last polls
+            may give their messages.
+        loop_late: returns for how long the reader of the buffer has not come round, given when it last did
+        and
+            the present instant.
     """
 
     def __init__(
@@ -60,14 +62,13 @@ class QueueConsumer:
         open_message: DecodeMessage,
         buffer: Buffer,
         pump: Pump,
+        capacity: Capacity,
         clock: Clock = SYSTEM_CLOCK,
-        slots: Callable[[], Slots] | None = None,
         leases: LeaseTable | None = None,
         payloads: ObjectStore | None = None,
         turns: TurnBuffers | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
-        capacity: Capacity | None = None,
         loop_late: Callable[[float, float], float] | None = None,
     ) -> None:
         self.holder = holder
@@ -75,16 +76,16 @@ class QueueConsumer:
         self.options = holder.options
         self.redrive = holder.redrive
         self._pump = pump  # whose lock guards the capacity and the turns
-        self.capacity = capacity or Capacity(PREFETCH_SECONDS, slots, None if turns is None else turns.turns)
+        self.capacity = capacity
         self._clock = clock
         self._turns = turns
         if turns is not None:
-            turns.attach(buffer, slots)
+            turns.attach(buffer, capacity.slots)
         self._receive = receive
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         # Without a reference to this consumer, which would keep its context through the capacity.
-        self._loop_late = self.capacity.loop_late = partial(_late, loop_late, buffer) if loop_late else None
+        self._loop_late = capacity.loop_late = partial(_late, loop_late, buffer) if loop_late else None
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
         self._receivers = Receivers()
@@ -101,29 +102,27 @@ class QueueConsumer:
         self._parts = (pump, *some, runs, self._forgotten)
 
     def held(self) -> list[Delivery]:
-        """What it brought and holds, in the order of arrival. Any thread."""
+        """Its deliveries that are held, in the order of arrival."""
         return self.holder.of(self)
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Wait until it holds nothing, for `timeout` seconds; whether it holds nothing. Any thread."""
+        """Wait up to `timeout` seconds until it holds nothing. Returns whether it holds nothing."""
         return self.holder.wait_until_empty(self, timeout)
 
     def consume(self, queue: Queue, on_message: OnMessage, open_message: DecodeMessage | None = None) -> None:
-        """Poll the queue from now on; its payloads go to `on_message`, on the buffer's thread.
+        """Poll the queue from now on. Its payloads go to `on_message`, on the thread that reads the buffer.
 
-        `open_message` decodes its messages, if `on_message` is not Celery's.
+        `open_message` decodes its messages if `on_message` is not Celery's.
         """
         self._start()
-        # Known before the first message is, since it says which attempt is the last.
+        # Needed before the first message, as it says which attempt is the last.
         self.redrive.get(queue, self._clock.monotonic())
         self.redrive.find_dead_letter_queue(queue)
-        options = self.options.for_queue(queue.name)
         receiver = Receiver(
             queue,
             self.capacity,
-            PollSchedule(options.polling_interval, options.polling_interval_max),
-            options.wait_time_seconds,
-            replace(self._receive, visibility_timeout=options.visibility_timeout),
+            self.options.for_queue(queue.name),
+            self._receive,
             self._clock,
             self._arrived,
             self._pump,
@@ -144,21 +143,21 @@ class QueueConsumer:
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more; its buffered messages are given back when its last poll is over."""
+        """Poll the queue no more. Its buffered messages are given back once its last poll is over."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
 
     def consumed(self) -> list[str]:
-        """The names of the queues that are consumed, paused ones included. Any thread."""
+        """The names of the queues that are consumed, including paused ones."""
         return self._receivers.consumed()
 
     def notice_pause(self, queue_name: str) -> None:
-        """The queue was paused or resumed: begin no poll, or poll. Any thread, without a request."""
+        """Poll the queue no more, or again, as it was paused or resumed. Makes no request."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.wake()
 
     def abandon(self, queue_name: str) -> None:
-        """After `cancel`, before the queue is deleted: drop its messages, and finish their settlements."""
+        """Drop the messages of a queue and finish their settlements: after `cancel`, before it is deleted."""
         self._state.delete(queue_name)
         self._take_buffered(queue_name)
         for delivery in self.held():
@@ -167,50 +166,50 @@ class QueueConsumer:
         self._shutdown.flush()
 
     def stop_polling(self) -> None:
-        """Poll none of the queues, and dispatch nothing to Celery."""
+        """Poll no queue any more, and dispatch nothing to Celery."""
         self._state.stop()
         for receiver in self._receivers.all():
             receiver.stop()
 
     def wait_for_polls(self, until: float) -> bool:
-        """After `stop_polling`: wait for polls in flight until that instant; whether all have ended."""
+        """Wait for polls in flight until that instant, after `stop_polling`. Returns whether all ended."""
         return self._receivers.wait_for_polls(until)
 
     def polling_facts(self, now: float) -> tuple[PollingFacts, ...]:
-        """State of the polling of each queue that is consumed. Any thread."""
+        """The state of the polling of each queue that is consumed."""
         return tuple(each.facts(now) for each in self._receivers.all() if not each.stopping)
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
-        """State of the other threads' duties. Any thread."""
+        """The state of the other duties of threads."""
         batches = [DutyFacts(each.duty, each.late(now)) for each in self._lanes]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
     def forgotten(self) -> float:
-        """Seconds for which there have been none but messages that nobody will run. Any thread."""
+        """For how many seconds there have been only messages that nobody will run."""
         return self._forgotten.seconds if self._supervisor.running else 0.0
 
     def end_by(self, until: float, polls_until: float) -> None:
-        """The worker ends at `until`, and waits for polls until `polls_until`, both monotonic instants."""
+        """End by the monotonic instant `until`, and wait for polls until `polls_until`."""
         self._state.end_by(until, polls_until, self._clock.monotonic())
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """After `stop_polling`, or a pause of that queue: release and return deliveries that do not run.
+        """Release and return deliveries that do not run, after `stop_polling`, or of a paused queue.
 
-        Takes seconds, for which other queues go on.
+        May take seconds. Other queues go on.
         """
         return self._shutdown.give_back_unstarted(queue_name)
 
     def hand_back(self) -> list[Delivery]:
-        """After `give_back_unstarted`: release runs, finish settlements, and return the orphans."""
+        """Release runs, finish settlements, and return the orphans, after `give_back_unstarted`."""
         orphans = self._shutdown.hand_back()
         self.holder.flush_removals()
         return orphans
 
     def close(self) -> None:
-        """Stop polling, give back deliveries that do not run, finish settlements; bounded in time.
+        """Stop polling, give back deliveries that do not run, and finish settlements, in bounded time.
 
-        A delivery that still runs stays extended, and can be settled, until its run ends.
+        A delivery that still runs is extended, and can be settled, until its run ends.
         """
         self.stop_polling()
         self._shutdown.wait_for_polls()
@@ -224,7 +223,7 @@ class QueueConsumer:
         return 0.0 if self._loop_late is None else self._loop_late(now)
 
     def set_prefetch_count(self, count: int) -> None:
-        """Celery's has changed; 0 is unlimited. Any thread."""
+        """Follow a change of Celery's prefetch count; 0 is unlimited."""
         with self._pump.lock:
             self.capacity.prefetch_count = count
             self.capacity.serve(self._clock.monotonic())
@@ -249,20 +248,20 @@ class QueueConsumer:
             self._let_go()
 
     def _serve(self, queue_name: str) -> None:
-        """A message of the queue takes no place any more, or waits here no longer: others may be received."""
+        """Receive others, as a message of the queue takes no place any more, or no longer waits here."""
         with self._pump.lock:
             self.capacity.serve(self._clock.monotonic(), queue_name)
 
     def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Supervised`: notices what became free unheard: the pool has grown, for example."""
+        """Notice capacity that became free without a call, for example because the pool has grown."""
         self.holder.look(self.capacity, now)
         if self._turns is not None:
             self._turns.wake()
 
     def _after_last_poll(self, queue: Queue) -> None:
-        """A receiver has ended: give back its queue's buffered messages, unless that is consumed again.
+        """Give back the buffered messages of a queue, unless it is consumed again.
 
-        Where the consumer itself ends, its shutdown gives back all of them.
+        If the consumer itself ends, its shutdown gives back all of them.
         """
         if self._state.phase is Phase.CONSUMING and queue.name not in self._receivers.consumed():
             self._release_buffered(queue)
@@ -272,7 +271,7 @@ class QueueConsumer:
             delivery.settle(RELEASE)
 
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
-        """Take one queue's deliveries out of the buffer, or all; others' stay, which may share it."""
+        """Take this consumer's deliveries out of the buffer, of one queue or all."""
         taken = self._buffer.take(
             lambda one: one.delivery.consumer is self and queue_name in {None, one.delivery.queue.name}
         )
@@ -281,7 +280,7 @@ class QueueConsumer:
     def _new_arrivals(
         self, open_message: DecodeMessage, payloads: ObjectStore | None, pump: Pump
     ) -> tuple[Arrivals, AwaitedPayloads | None]:
-        """The arrivals, and the payloads that some of them wait for, if there is a bucket."""
+        """Make the arrivals, and the payloads that some of them wait for, if there is a bucket."""
         options, clock = self.options, self._clock
         readable, stopped_at = options.readable_payloads, self._supervisor.stopped_at
         decoder = Decoder(
@@ -311,7 +310,7 @@ class QueueConsumer:
                 lane.start()
 
     def _let_go(self) -> None:
-        """End the lanes once it is closed and nothing is held."""
+        """Stop the lanes, if it is closed and nothing is held."""
         if self._state.phase is not Phase.CLOSED or self.holder.holds_of(self):
             return
         with self._pump.lock:
@@ -327,10 +326,10 @@ class QueueConsumer:
     def _arrived(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> None:
-        """A poll brought these messages, or none of those that are hidden. A thread that polls.
+        """Take in the messages of a poll. A thread that polls.
 
-        The last poll of an embedded worker that has ended may be open for 20 s. Its messages go to the next
-        worker of the process: given back, a message might be received by another such poll, and be hidden.
+        The last poll of an embedded worker that has ended may stay open for 20 s. Its messages go to the next
+        worker of the process: if one was given back, another such poll might receive and hide it.
         """
         if (other := self._consumer_instead(queue)) is not None:
             other._arrived(queue, messages, called, returned)  # noqa: SLF001 - of this class
@@ -339,12 +338,12 @@ class QueueConsumer:
             self._put(queue, self._arrivals.decode(queue, messages, called, returned))
 
     def _after_poll(self, queue: Queue, returned: float) -> None:
-        """What a poll brought was taken. A thread that polls."""
-        self.redrive.get(queue, returned)  # seldom a request, and nobody waits for it
+        """Renew what is known of the queue, after a poll. A thread that polls."""
+        self.redrive.get(queue, returned)  # rarely makes a request, and nobody waits for it
         self._warn_near_quota(queue)
 
     def _warn_near_quota(self, queue: Queue) -> None:
-        """Warn if SQS has just said that the queue's messages in flight come near its quota. No request."""
+        """Warn if SQS has just said that the messages in flight come near the quota. Makes no request."""
         in_flight = self.redrive.pop_many_in_flight(queue)
         receiver = self._receivers.get(queue.name)
         if in_flight is None or receiver is None:
@@ -361,7 +360,7 @@ class QueueConsumer:
         )
 
     def _consumer_instead(self, queue: Queue) -> QueueConsumer | None:
-        """Another consumer that gives the queue's messages to Celery, if this one does not any more."""
+        """Another consumer that hands the queue's messages to Celery, if this one no longer does."""
         if self._dispatches(queue.name):
             return None
         return next((each for each in self._consumers() if each._dispatches(queue.name)), None)  # noqa: SLF001
@@ -370,11 +369,11 @@ class QueueConsumer:
         return self._state.phase is Phase.CONSUMING and self._receivers.on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
-        """The payload of a message has come. A thread that fetches."""
+        """Take in a message whose payload has come. A thread that fetches."""
         self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
     def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:
-        """See `core.delivery.Consumer`. Where this one gives nothing to Celery any more, another one may."""
+        """If this consumer no longer hands the queue's messages to Celery, another one may."""
         if (other := self._consumer_instead(delivery.queue)) is not None:
             delivery.consumer = other
             self._let_go()
@@ -385,7 +384,7 @@ class QueueConsumer:
         return messages is not None
 
     def expect(self, queue: Queue, message_id: str, at: float) -> None:
-        """See `core.delivery.Consumer`. Where this one polls the queue no more, another one may."""
+        """If this consumer no longer polls the queue, another one may."""
         if (other := self._consumer_instead(queue)) is not None:
             other.expect(queue, message_id, at)
         else:
@@ -399,13 +398,13 @@ class QueueConsumer:
             self._buffer.put(arrived)
         except Exception:
             for one in arrived:
-                one.delivery.attended = False  # those that cannot be settled now are given back later
+                one.delivery.attended = False  # if one cannot be settled now, it is given back later
             for one in self._buffer.take(lambda each: each in arrived):
                 one.delivery.settle(Lapse())
             raise
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
-        self.holder.extend_in_time()  # not before: one that has lapsed may have been received anew just now
+        self.holder.extend_in_time()  # last: one that has lapsed may just have been received anew
 
 
 def _late(late: Callable[[float, float], float], buffer: Buffer, now: float) -> float:

@@ -134,11 +134,11 @@ class Attempts:
     answers with the same messages and receipt handles, and their visibility timeout begins anew.
 
     Args:
-        visibility_timeout: seconds after which another worker may have the messages; `None` if unknown.
+        visibility_timeout: seconds after which another worker may have the messages.
     """
 
-    def __init__(self, visibility_timeout: int | None) -> None:
-        self._lasts = min(ATTEMPT_SECONDS, visibility_timeout or ATTEMPT_SECONDS)
+    def __init__(self, visibility_timeout: int) -> None:
+        self._lasts = min(ATTEMPT_SECONDS, visibility_timeout)
         self._unanswered: deque[Attempt] = deque()
 
     def begin(self, now: float) -> Attempt:

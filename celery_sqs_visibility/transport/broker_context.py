@@ -109,7 +109,7 @@ class BrokerContext:
         """The consumers and what they hold. Imported when first needed: producers receive nothing."""
         from celery_sqs_visibility.transport.receiving import Receiving  # noqa: PLC0415
 
-        return Receiving(self.options, self.redrive, self.pump, self.outgoing)
+        return Receiving(self.options, self.receive_options, self.redrive, self.pump, self.outgoing)
 
     @shared_property
     def decode_message(self) -> DecodeMessage:
@@ -135,9 +135,7 @@ class BrokerContext:
         self.receiving.holder.dead_letters.worker_name = self.worker_name
         return self.receiving.new_queue_consumer(
             buffer,
-            self.receive_options,
             self.decode_for_worker if for_worker else self.decode_message,
-            self.payloads.objects if self.payloads else None,
             partial(self._consumers_beside, for_worker=for_worker),
             for_worker=for_worker,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from weakref import WeakSet
 
-from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.process_lock import shared_property
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -29,18 +28,24 @@ class Receiving:
     """The receiving part of a broker context. It has no reference to the context, which refers to it.
 
     Attributes:
-        slots: gives the slots of the worker's pool; a bootstep sets it before the worker consumes.
-        loop_late: tells since when the worker's loop has not come round; a bootstep sets it, as `slots`.
-        turns: of the worker's queues, where these have an order or a maximum.
+        slots: returns the slots of the worker's pool; a bootstep sets it before the worker consumes.
+        loop_late: returns for how long the worker's loop has not come round; a bootstep sets it, as `slots`.
+        turns: of the worker's queues, if these have an order or a maximum.
         pauses: the worker's queues that are not polled for now.
-        queue_consumers: the consumers in use; those of a closed channel, too, while a task of theirs runs.
-        worker_queue_consumers: the worker's own among them; the others belong to consumers inside its tasks.
+        queue_consumers: the consumers in use, and those of a closed channel while a task of theirs runs.
+        worker_queue_consumers: the worker's own; the others belong to consumers inside its tasks.
     """
 
     def __init__(
-        self, options: Options, redrive: RedriveBook, pump: Pump, outgoing: OutgoingMessages
+        self,
+        options: Options,
+        receive: ReceiveOptions,
+        redrive: RedriveBook,
+        pump: Pump,
+        outgoing: OutgoingMessages,
     ) -> None:
         self._options = options
+        self._receive = receive
         self._redrive = redrive
         self._pump = pump
         self._outgoing = outgoing
@@ -56,15 +61,15 @@ class Receiving:
 
     @shared_property
     def holder(self) -> DeliveryHolder:
-        """Holder of all messages that this process has received. The thread that makes a consumer."""
+        """Holder of all messages that this process has received."""
         return DeliveryHolder(
             self._options, self._redrive, SYSTEM_CLOCK, self._pump, self._outgoing, SETTLE_WINDOW_SECONDS
         )
 
     def _worker_capacity(self) -> Capacity:
-        """One for the worker's consumers, so that what earlier connections still run counts.
+        """The capacity of all consumers of the worker, so that runs of earlier connections count.
 
-        A worker that is embedded after another has one of its own.
+        A worker that is embedded after another has a capacity of its own.
         """
         if self._capacity is None or self._capacity.slots is not self.slots:
             turns = None if self.turns is None else self.turns.turns
@@ -74,28 +79,26 @@ class Receiving:
     def new_queue_consumer(
         self,
         buffer: Buffer,
-        receive: ReceiveOptions,
         decode: DecodeMessage,
-        payloads: ObjectStore | None,
         consumers: Callable[[], list[QueueConsumer]],
         *,
         for_worker: bool,
     ) -> QueueConsumer:
         """Make a consumer: the worker's, or one without slots."""
+        store = self._outgoing.store
         queue_consumer = QueueConsumer(
             self.holder,
-            receive,
+            self._receive,
             decode,
             buffer,
             self._pump,
-            slots=self.slots if for_worker else None,
-            capacity=self._worker_capacity() if for_worker else None,
-            loop_late=self.loop_late if for_worker else None,
+            self._worker_capacity() if for_worker else Capacity(PREFETCH_SECONDS),
             leases=lease_table(),
-            payloads=payloads,
+            payloads=store.objects if store else None,
             turns=self.turns if for_worker else None,
             pauses=self.pauses if for_worker else None,
             consumers=consumers,
+            loop_late=self.loop_late if for_worker else None,
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:

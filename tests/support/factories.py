@@ -110,18 +110,15 @@ def hidden_for(task, **request):
 # Receiving.
 
 
-def every_queue(visibility_timeout=120, heartbeat_interval=0.0, **options):
-    """The options of a queue, whatever its name: the first argument of `Held`, for one."""
+def every_queue(visibility_timeout=120, heartbeat_interval=0.0, polling_interval_max=0.0, **options):
+    """The options of a queue, whatever its name: as `Held` asks for them."""
     options = QueueOptions(
         visibility_timeout=visibility_timeout,
         heartbeat_interval=heartbeat_interval,
-        polling_interval_max=0.0,
+        polling_interval_max=polling_interval_max,
         **options,
     )
     return lambda _name: options
-
-
-RECEIVE_OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
 
 
 def sqs_queue(name="q", sqs=None):
@@ -386,14 +383,13 @@ def queue_consumer(
         open_message,
         Buffer() if buffer is None else buffer,
         pump,
+        capacity or Capacity(prefetch_seconds, slots, turns and turns.turns),
         clock,
-        slots=slots,
         leases=leases,
         payloads=payloads,
         turns=turns,
         pauses=pauses,
         consumers=consumers,
-        capacity=capacity or Capacity(prefetch_seconds, slots, turns and turns.turns),
     )
     made.set_prefetch_count(10)
     return made

@@ -1,4 +1,4 @@
-"""Polling of a queue on the pump's threads."""
+"""Receivers, which poll queues on the pump's threads."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, Unava
 from celery_sqs_visibility.events import ReceiveEnded, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.health import PollingFacts
-from celery_sqs_visibility.policy.polling import PollSchedule
+from celery_sqs_visibility.policy.options import QueueOptions
 
 logger = logging.getLogger(__name__)
 
-#: Of a queue that was there: an SQS for development has been restarted, or somebody has deleted it.
+#: What to do about a queue that existed before: somebody deleted it, or an SQS for development was restarted.
 DELETED: Final = (
     "it was deleted, or its server has forgotten it: `celery -A ... sqs queues create` makes it anew with "
     "its dead-letter queue, and the worker receives from it without a restart"
 )
 
-#: After so many polls that were cut off while they waited, the log says so: one may be SQS's own restart.
+#: Polls that are cut off while they wait are logged from this many on: a single one may be a restart of SQS.
 CUTS_OF_A_HABIT: Final = 3
 
 CUT: Final = (
@@ -41,7 +41,7 @@ CUT: Final = (
     "requests: set wait_time_seconds to less than that"
 )
 
-#: Takes the messages of a poll, with the monotonic instants before and after the call.
+#: Takes the messages of a poll, and the monotonic instants before and after the call.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
 #: Takes a kombu payload and its delivery, on the main thread.
@@ -49,30 +49,28 @@ OnMessage = Callable[[dict[str, Any], Delivery], object]
 
 
 class Receiver:
-    """The polling of one queue, once, from `start` to `stop`. No error ends it. Safe to use from any thread.
+    """Polls one queue, once, from `start` to `stop`. Errors are logged and polling continues. Any thread.
 
     Args:
         queue: the queue.
         capacity: shared with the other queues; the pump's lock guards it.
-        schedule: when to poll; the receiver guards it, so others go through `expect`.
-        wait: seconds of a long poll.
-        options: what to ask of every receive.
+        options: of the queue.
+        receive: what every receive asks for, but for the visibility timeout.
         clock: the monotonic clock.
-        arrived: takes the messages, on a thread of the pump, also after `stop`; none while some are hidden
-            that will come back.
+        arrived: takes the messages, on a thread of the pump, also after `stop`. Called without messages, too,
+            while hidden ones are to come back.
         pump: its threads poll.
-        stopped: called after `stop`, as soon as no poll is in flight but those that hang.
-        pauses: the queues that are not polled for now; call `wake` after a change.
-        after_poll: called after `arrived`, when what came is held.
+        stopped: called after `stop`, once only polls that hang are in flight.
+        pauses: queues that are not polled for now; call `wake` after a change.
+        after_poll: called after `arrived`, when the messages are held.
     """
 
     def __init__(
         self,
         queue: Queue,
         capacity: Capacity,
-        schedule: PollSchedule,
-        wait: int,
-        options: ReceiveOptions,
+        options: QueueOptions,
+        receive: ReceiveOptions,
         clock: Clock,
         arrived: Arrived,
         pump: Pump,
@@ -81,7 +79,7 @@ class Receiver:
         after_poll: Callable[[Queue, float], None] = lambda _queue, _now: None,
     ) -> None:
         self.queue = queue
-        self._options = options
+        self._options = replace(receive, visibility_timeout=options.visibility_timeout)
         self._clock = clock
         self._arrived = arrived
         self._stopped = stopped
@@ -90,9 +88,7 @@ class Receiver:
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self.lane: Lane[tuple[Poll]] = pump.lane(f"polls {queue.name!r}", MAX_POLLS, self, math.inf)
         self._lock: threading.Lock = pump.lock
-        self._polls = QueuePolls(  # guarded by the lock
-            queue, capacity, schedule, wait, options.visibility_timeout, self._served
-        )
+        self._polls = QueuePolls(queue, capacity, options, self._served)  # guarded by the lock
 
     @property
     def stopping(self) -> bool:
@@ -101,16 +97,16 @@ class Receiver:
 
     @property
     def halted(self) -> bool:
-        """Whether no poll is to begin, for now or ever."""
+        """Whether no poll may begin: it is stopped, or its queue is paused."""
         return self.stopping or self._pauses.get(self.queue.name) is not None
 
     @property
     def in_flight(self) -> int:
-        """How many polls are under way; those whose messages are being taken, too."""
+        """How many polls are under way, including those whose messages are being taken."""
         return len(self._polls.in_flight)
 
     def start(self) -> None:
-        """Start polling. Idempotent; after `stop` without effect."""
+        """Start polling. Idempotent; has no effect after `stop`."""
         with self._lock:
             if self.stopping:
                 return
@@ -120,7 +116,7 @@ class Receiver:
         self.lane.start()
 
     def stop(self) -> None:
-        """Poll no more. Does not wait for polls in flight; their messages still arrive."""
+        """Poll no more. Does not wait for polls in flight, whose messages still arrive."""
         with self._lock:
             self._polls.stop(self._clock.monotonic())
             over = self._polls.is_over
@@ -129,13 +125,13 @@ class Receiver:
             self._stopped(self.queue)
 
     def wake(self) -> None:
-        """The queue was paused, or resumed. Polls in flight go on, as after `stop`."""
+        """Follow a pause of the queue, or its end. Polls in flight go on, as after `stop`."""
         with self._lock:
             self._polls.pause(self._pauses.until(self.queue.name), self._clock.monotonic())
             self.lane.wake()
 
     def wait_for_polls(self, until: float) -> bool:
-        """After `stop` or a pause: wait for polls in flight until that instant; whether all are over."""
+        """Wait until that instant for polls in flight, once stopped or paused. Returns whether all ended."""
         with self._lock:
             if not self._polls.in_flight:
                 return True
@@ -149,7 +145,7 @@ class Receiver:
                 self.lane.wake()
 
     def facts(self, now: float) -> PollingFacts:
-        """The polling's state at that monotonic instant. Any thread."""
+        """The state of the polling at that monotonic instant. Any thread."""
         polls, paused = self._polls, self._pauses.get(self.queue.name) is not None
         error = str(self._outage.error or "")
         return PollingFacts(
@@ -157,17 +153,17 @@ class Receiver:
         )
 
     def hidden(self, now: float) -> int:
-        """See `PollSchedule`. Any thread, also where another has the lock for good."""
+        """How many messages are hidden and will come back. Any thread, even if another keeps the lock."""
         return self._polls.schedule.hidden(now)
 
     def replace_stuck(self, now: float) -> None:
-        """See `supervisor.Supervised`: others take the place of polls that are late."""
+        """Replace polls that are late. The supervisor's thread."""
         if self._polls.waits_in_time(now):  # as nearly always
             return
         with self._lock:
             self._polls.look(now, [poll for job in self.lane.in_progress() for poll in job.batch])
             late = self._polls.note_late(now)
-            self.lane.wake()  # in vain, unless a wake-up was lost
+            self.lane.wake()  # only useful if a wake-up was lost
         if any(poll.state is PollState.UNANSWERED for poll in late):
             self._outage.failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
             self.queue.sqs.discard_idle_connections()
@@ -175,11 +171,11 @@ class Receiver:
             logger.error("a thread that %s hangs; another takes its place", self.lane.duty)
 
     def _served(self) -> None:
-        """There is capacity for the next poll. Under the lock."""
+        """Make a thread poll, as there is capacity now. Under the lock."""
         now = self._clock.monotonic()
         self.lane.wake_for(now, now)
 
-    # The lane's work: see `pump.Work`.
+    # The work of the lane.
 
     def due(self, now: float) -> float | None:
         return self._polls.due(now)
@@ -192,7 +188,7 @@ class Receiver:
         return None if poll is None else (poll,)
 
     def send(self, batch: tuple[Poll], _since: float) -> BatchResult:
-        """Make the poll, and have its messages taken, whatever else fails."""
+        """Make the poll. Its messages are taken, whatever else fails."""
         (poll,) = batch
         options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
         messages: list[ReceivedMessage] = []
@@ -212,7 +208,7 @@ class Receiver:
         return BatchResult({})
 
     def conclude(self, batch: tuple[Poll], _since: float, failed: Mapping[int, SQSError]) -> None:
-        """The poll is over, or its thread has died, or met a bug."""
+        """End the poll, whose thread may have died or met a bug."""
         with self._lock:
             if failed:
                 self._polls.failures += 1
@@ -246,16 +242,16 @@ class Receiver:
 class Receivers:
     """Receivers by queue name, with the callbacks for their messages.
 
-    The main thread adds them, each in one step; any thread reads.
+    The main thread adds receivers, each in one step. Any thread reads.
     """
 
     def __init__(self) -> None:
         self._latest: dict[str, tuple[Receiver, OnMessage]] = {}
-        self._replaced: list[Receiver] = []  # stopped ones
+        self._replaced: list[Receiver] = []  # stopped, with polls in flight
         self._all: tuple[Receiver, ...] = ()
 
     def add(self, receiver: Receiver, on_message: OnMessage) -> None:
-        """Put this receiver in the place of its queue's latest one, and stop that."""
+        """Add a receiver, and stop the one that it replaces, if there is one."""
         name = receiver.queue.name
         previous = self.get(name)
         self._latest[name] = receiver, on_message
@@ -266,17 +262,17 @@ class Receivers:
         self._all = *self._replaced, *(latest for latest, _ in self._latest.values())
 
     def get(self, queue_name: str) -> Receiver | None:
-        """The queue's latest receiver, which may be stopped."""
+        """The latest receiver of the queue, which may be stopped."""
         receiver, _ = self._latest.get(queue_name, (None, None))
         return receiver
 
     def expect(self, queue_name: str, message_id: str, at: float) -> None:
-        """A message of the queue becomes visible at that monotonic instant."""
+        """Expect a message of the queue to become visible at that monotonic instant."""
         if (receiver := self.get(queue_name)) is not None:
             receiver.expect(message_id, at)
 
     def on_message(self, queue_name: str) -> OnMessage | None:
-        """The queue's callback; `None` while the queue is paused, or if it is not consumed any more."""
+        """The callback of the queue; `None` while it is paused, or if it is no longer consumed."""
         receiver, on_message = self._latest.get(queue_name, (None, None))
         return None if receiver is None or receiver.halted else on_message
 
@@ -285,17 +281,17 @@ class Receivers:
         return self._all
 
     def consumed(self) -> list[str]:
-        """The names of the queues that are polled, but for pauses."""
+        """The names of the queues that are polled, including paused ones."""
         return [name for name, (receiver, _) in list(self._latest.items()) if not receiver.stopping]
 
     def polled(self) -> set[str]:
-        """The names of stopped or paused queues whose polls are in flight."""
+        """The names of the queues that have polls in flight."""
         return {each.queue.name for each in self.all() if each.in_flight}
 
     def wait_for_polls(self, until: float, queue_name: str | None = None) -> bool:
-        """After all, or that queue, were stopped or paused: wait for polls in flight; whether all ended.
+        """Wait for polls in flight, of all queues or one, which were stopped or paused.
 
-        `until` is a monotonic instant.
+        Returns whether all ended before the monotonic instant `until`.
         """
         wanted = [each for each in self.all() if queue_name in {None, each.queue.name}]
         return all(receiver.wait_for_polls(until) for receiver in wanted)

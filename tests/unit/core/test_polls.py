@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.clock import FakeClock
-from support.factories import FilledCapacity
+from support.factories import FilledCapacity, every_queue
 
 from celery_sqs_visibility.core.polls import (
     ANSWERED_AT_ONCE_SECONDS,
@@ -32,7 +32,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS, MAX_REPLY_GRACE_SECONDS
 from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
-from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, EMPTY_POLL_SECONDS, Attempts, PollSchedule
+from celery_sqs_visibility.policy.polling import ATTEMPT_SECONDS, EMPTY_POLL_SECONDS, Attempts
 
 NOW = 1000.0
 LONG = 20
@@ -42,22 +42,25 @@ LATE = LONG + MAX_REPLY_GRACE_SECONDS
 class World:
     """The polls of a queue, made by the test."""
 
-    def __init__(self, name="q", prefetch_count=10, interval=60, origin="found", visibility_timeout=120):
+    def __init__(self, name="q", prefetch_count=10, interval=60, origin="found"):
         self.clock = FakeClock()
         self.capacity = FilledCapacity(0.0, self.clock)
         self.capacity.prefetch_count = prefetch_count
         self.queue = SimpleNamespace(name=name, fifo=name.endswith(".fifo"), origin=origin)
-        self.schedule = PollSchedule(interval, interval)
-        self.served = 0
-        self.polls = QueuePolls(
-            self.queue,
-            self.capacity,
-            self.schedule,
-            LONG,
-            visibility_timeout,
-            self.serve,
+        options = every_queue(
+            polling_interval=interval, polling_interval_max=interval, wait_time_seconds=LONG
         )
+        self.options = options(name)
+        self.served = 0
+        self.polls = self.new_polls()
         self.polls.start(self.now)
+
+    def new_polls(self):
+        return QueuePolls(self.queue, self.capacity, self.options, self.serve)
+
+    @property
+    def schedule(self):
+        return self.polls.schedule
 
     @property
     def now(self):
@@ -158,7 +161,7 @@ def test_before_the_start_and_after_the_stop_nothing_is_due(world):
 
 def test_one_that_never_started_leaves_the_others_their_share():
     world = World()
-    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, world.serve)
+    other = world.new_polls()
     assert other.due(world.now) is None
     other.stop(world.now)
     assert world.capacity._queues["q"] == 1
@@ -189,7 +192,7 @@ def test_a_poll_that_hangs_does_not_keep_a_stopped_queue_from_being_over(world):
 
 def test_a_second_stop_takes_nothing_from_who_polls_the_queue_now(world):
     world.polls.stop(world.now)
-    other = QueuePolls(world.queue, world.capacity, world.schedule, LONG, None, world.serve)
+    other = world.new_polls()
     other.start(world.now)
     asked = other.take(world.now)
     world.polls.stop(world.now)
@@ -716,9 +719,7 @@ def test_those_without_an_answer_are_tried_again_each_once_the_oldest_first():
     assert again[2] not in {first, second}
 
 
-@pytest.mark.parametrize(
-    ("visibility_timeout", "lasts"), [(30, 30), (1200, ATTEMPT_SECONDS), (None, ATTEMPT_SECONDS)]
-)
+@pytest.mark.parametrize(("visibility_timeout", "lasts"), [(30, 30), (1200, ATTEMPT_SECONDS)])
 def test_an_id_counts_from_its_first_request(visibility_timeout, lasts):
     attempts = Attempts(visibility_timeout)
     attempt = attempts.begin(NOW)

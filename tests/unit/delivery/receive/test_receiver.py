@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import queue as queues
 import threading
+from dataclasses import replace
 
 import pytest
 from support.clock import FakeClock
-from support.factories import RECEIVE_OPTIONS, FilledCapacity, send, sqs_queue
+from support.factories import EVERYTHING, FilledCapacity, every_queue, send, sqs_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -24,7 +25,6 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import ReceiveEnded, subscribe
 from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
-from celery_sqs_visibility.policy.polling import PollSchedule
 
 LONG = 3600.0  # a sleep that only something else than its end can end
 NUMBERS = itertools.count(1)
@@ -47,9 +47,8 @@ class World:
         self.receiver = Receiver(
             self.queue,
             self.capacity,
-            PollSchedule(interval, interval),
-            20,
-            RECEIVE_OPTIONS,
+            every_queue(30, polling_interval=interval, polling_interval_max=interval)(self.name),
+            EVERYTHING,
             self.clock,
             self.take,
             self.pump,
@@ -143,7 +142,11 @@ def test_a_poll_asks_for_what_is_reserved_and_passes_it_on_with_the_instants_aro
     world.during_the_call(lambda: world.clock.advance(3))
     world.poll()
     (call,) = world.receives()
-    assert (call["max_messages"], call["wait"], call["options"]) == (3, 20, RECEIVE_OPTIONS)
+    assert (call["max_messages"], call["wait"], call["options"]) == (
+        3,
+        20,
+        replace(EVERYTHING, visibility_timeout=30),
+    )
     assert world.bodies() == ["a", "b"]
     assert world.times == (world.clock.monotonic() - 3, world.clock.monotonic())
     assert world.capacity.held == 2
