@@ -181,7 +181,7 @@ class DeliveryHolder:
         return self.settle(delivery, Lapse(), receipt)
 
     def start(self, delivery: Delivery) -> bool:
-        """See `core.delivery.Holder`. A started delivery is not given back; a dispatched one runs anyway."""
+        """See `Delivery.start`. A started delivery is not given back; a dispatched one runs anyway."""
         if delivery.state is State.HELD and self.lapsed(delivery):
             return False
         with self._lock:
