@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from support.clock import FakeClock
 from support.factories import delivery, queue_consumer, sqs_queue
 
+from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Pump
@@ -75,7 +76,7 @@ def context(**options):
     parsed = Options.parse(options)
     return SimpleNamespace(
         options=parsed,
-        receiving=Receiving(parsed, RedriveBook(), Pump(), OutgoingMessages()),
+        receiving=Receiving(parsed, ReceiveOptions(), RedriveBook(), Pump(), OutgoingMessages()),
         worker_name="w@h",
         coordination_store=None,
     )
