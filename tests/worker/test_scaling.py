@@ -16,7 +16,7 @@ def entries(site, action):
 
 @pytest.mark.own_pool
 def test_a_hundred_quick_tasks_cost_ten_receives_and_ten_deletes(make_site):
-    work = scaling.Workload("quick", 0.05, slots=10, multiplier=0, settle_window=5)
+    work = scaling.Workload("quick", 0.05, slots=10, multiplier=0, settle_window=60)  # all batches fill up
     site = make_site({CONSTANTS: {SETTLE_WINDOW: work.settle_window}})
     for key in range(200):  # behind a hundred there is a backlog, or several polls would share the last ten
         site.send("quick", key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from functools import partial
 from io import BytesIO
 from types import SimpleNamespace
 
@@ -16,6 +17,8 @@ from celery import Celery
 from moto import mock_aws
 
 from celery_sqs_visibility import VisibilityTask, apublish, publish_batch
+from celery_sqs_visibility.core.pending import PendingMessages
+from celery_sqs_visibility.delivery.publish import sender
 
 URL = "https://sqs.us-east-1.amazonaws.com/123456789012/celery"
 
@@ -125,6 +128,9 @@ def test_a_listener_that_answers_requests_takes_all_publications(publish, monkey
 
 
 def test_a_stubbed_client_gives_the_answers_of_its_stubber(publish, monkeypatch):
+    # The stubber expects its requests in this order, however slow the machine is.
+    monkeypatch.setattr(sender, "PendingMessages", partial(PendingMessages, 60))
+    monkeypatch.setattr(sender, "MAX_SENDERS", 1)
     client = boto3.session.Session().client("sqs", "us-east-1")
     stubber = Stubber(client)
     stubber.add_response("get_queue_url", answer_to("GetQueueUrl", {}))
