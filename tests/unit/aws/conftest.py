@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 
@@ -18,5 +19,15 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def sqs():
-    return FakeSQS()
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def sqs(clock):
+    return FakeSQS(clock)
+
+
+@pytest.fixture
+def url(sqs):
+    return sqs.create_queue("q", {}, {})

@@ -9,28 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import QueueDoesNotExistError, RequestRefusedError, SQSError, ThrottledError
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def sqs(clock):
-    return FakeSQS(clock)
-
-
-@pytest.fixture
-def url(sqs):
-    return sqs.create_queue("q", {}, {})
 
 
 def with_dead_letters(sqs):

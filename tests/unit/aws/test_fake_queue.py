@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 from support.bytecodes import bytecodes
-from support.clock import FakeClock
 from support.factories import queue as make_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -16,21 +15,6 @@ from celery_sqs_visibility.errors import ReceiptHandleInvalidError, RequestRefus
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
-def sqs(clock):
-    return FakeSQS(clock)
-
-
-@pytest.fixture
-def url(sqs):
-    return sqs.create_queue("q", {}, {})
 
 
 @pytest.fixture
