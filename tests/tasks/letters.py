@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from celery.exceptions import Reject
 from support.app import make_app, noting_of
 from support.diary import note
@@ -31,6 +33,14 @@ def twice(self, key, text="in vain"):
 @noting(dont_autoretry_for=(Trouble,))
 def once(self, key):
     raise Trouble(key)
+
+
+@noting(dont_autoretry_for=(Trouble,))
+def mended(self, key):
+    """Fails below the number that the worker is given: everything, two of them, nothing."""
+    if key < int(os.environ["BROKEN_BELOW"]):
+        raise Trouble(f"number {key}")
+    note("mended", key=key)
 
 
 @noting(max_retries=1, error_visibility_timeout=1, when_exhausted="keep")

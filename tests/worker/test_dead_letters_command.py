@@ -24,6 +24,12 @@ def sqs_command(site, *args, **options):
     return run_celery(site.config, "sqs", "dead-letters", *args, module="letters", **options)
 
 
+def retrying(site, *options):
+    command = [sys.executable, "-m", "celery", "-A", "letters", "sqs", "dead-letters", "retry", site.queue]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([*command, *options], env=environment(site.config), **pipes)
+
+
 def test_dead_letters_are_listed_shown_sent_back_and_deleted(site):
     dead = site.create_queue_with_dead_letters(9)
     worker = site.start("letters")
@@ -67,18 +73,51 @@ def test_an_interrupted_retry_loses_nothing_and_hides_nothing(site, number):
     dead = site.create_queue_with_dead_letters(9)
     for _ in range(19):  # for ten seconds
         site.sqs.send_message(QueueUrl=dead, MessageBody="any")
-    command = [sys.executable, "-m", "celery", "-A", "letters", "sqs", "dead-letters"]
-    command += ["retry", site.queue, "--all", "--yes", "--rate", "2"]
-    with subprocess.Popen(
-        command, env=environment(site.config), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    with retrying(site, "--all", "--yes", "--rate", "2") as process:
         wait_until(lambda: site.counts() != (0, 0), SOON, "the first batch")
         process.send_signal(number)
         _, errors = process.communicate(timeout=SOON)
-    assert (process.returncode, b"interrupted" in errors) == (1, True)
+    assert (process.returncode, "interrupted" in errors) == (1, True)
     (sent, hidden), (left, held) = site.counts(), site.counts(dead)
     assert (sent + left, hidden, held) == (19, 0, 0)
     assert left
+
+
+@pytest.mark.parametrize(("broken", "number"), [(0, signal.SIGINT), (2, signal.SIGTERM)])
+def test_letters_of_one_exception_are_counted_sent_back_and_followed(site, broken, number):
+    dead, letters = site.create_queue_with_dead_letters(9), 300
+    forged_letter(site, dead, site.queue)  # of another exception
+    worker = site.start("letters", env={"BROKEN_BELOW": str(letters)})
+    sent = [site.app.send_task("letters.mended", [key]).id for key in range(letters)]
+    wait_until(lambda: site.counts(dead) == (letters + 1, 0), SOON, "the dead letters")
+    worker.stop()
+    groups = run_json(
+        site.config, "dead-letters", "list", site.queue, "--by", "exception,task", module="letters"
+    )
+    assert [(group["exception"], group["task"], group["count"]) for group in groups] == [
+        ("letters.Trouble", "letters.mended", letters),
+        (None, None, 1),
+    ]
+
+    mended = site.start("letters", env={"BROKEN_BELOW": str(broken)})
+    with retrying(site, "--exception", "letters.Trouble", "--follow", "1h", "--json") as process:
+        site.diary.wait_for("mended", count=letters - broken)
+        wait_until(lambda: site.counts(dead) == (broken + 1, 0), SOON, "those that fail again")
+        wait_until(lambda: site.counts() == (0, 0), SOON, "an empty queue")
+        process.send_signal(number)
+        out, errors = process.communicate(timeout=SOON)
+    mended.stop()
+    told = json.loads(out)
+    assert sorted(told["task_ids"]) == sorted(sent)
+    assert (len(told["done"]), told["failed"], told["interrupted"]) == (letters, {}, False)
+    assert told["followed"]["came_back"] == sorted(sent[:broken])
+    assert told["followed"]["in_queue"] == 0
+    assert process.returncode == bool(broken)
+    assert "Ctrl-C ends the wait" in errors
+    assert ("2 tasks failed for good again: celery -A letters sqs dead-letters list" in errors) is bool(
+        broken
+    )
+    assert site.counts(dead) == (broken + 1, 0)
 
 
 def attributes(said):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +14,8 @@ import click
 
 from celery_sqs_visibility.aws.queues import VISIBLE, Queue, count
 from celery_sqs_visibility.errors import RefusedError, SQSError
+from celery_sqs_visibility.operate.dead_letters.follow import Followed, follow
+from celery_sqs_visibility.operate.dead_letters.groups import GROUPING, grouped, grouping, show_groups
 from celery_sqs_visibility.operate.dead_letters.letter import (
     SHORT_ID_CHARACTERS,
     Letter,
@@ -22,6 +26,7 @@ from celery_sqs_visibility.operate.dead_letters.letter import (
 )
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
 from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
+from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
     PASSING,
     CommandError,
@@ -30,6 +35,7 @@ from celery_sqs_visibility.operate.invocation import (
     counted,
     duration,
     json_option,
+    own_command,
     say,
     show_json,
     with_retries,
@@ -38,6 +44,9 @@ from celery_sqs_visibility.operate.invocation import (
 F = TypeVar("F", bound=Callable[..., Any])
 
 LETTER: Final = "dead letter"
+
+#: Most letters of a list.
+LISTED: Final = 100
 
 _FILTERS: Final = (
     click.option("--task", metavar="GLOB", help="Only of tasks whose name matches: 'proj.import_*'."),
@@ -92,20 +101,32 @@ def dead_letters() -> None:
 @dead_letters.command("list")
 @_place_options
 @_filters
-@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Most letters.")
+@click.option(
+    "--by",
+    type=grouping,
+    metavar="NAMES",
+    help=f"Count them in groups by one or more of {', '.join(GROUPING)}: 'exception,task'.",
+)
+@click.option("--limit", type=click.IntRange(1), help=f"Most letters: {LISTED}; with --by all.")
 @json_option
-def list_letters(place: Place, limit: int, as_json: bool, **filters: Any) -> None:  # noqa: FBT001 - click's
-    """List the dead letters of QUEUE, the oldest first."""
+def list_letters(
+    place: Place, by: tuple[str, ...] | None, limit: int | None, *, as_json: bool, **filters: Any
+) -> None:
+    """List the dead letters of QUEUE, the oldest first, or groups of them, the largest first."""
+    limit = limit or (None if by else LISTED)
     with session_of(place, _selection(place, **filters), limit) as session:
         now = session.now()
         summaries = [letter.summary(now) for batch in session.batches() for letter in batch]
     summaries.sort(key=lambda letter: -letter["age_seconds"])
     if as_json:
-        show_json(summaries)
+        show_json(grouped(summaries, by) if by else summaries)
     elif not summaries:
         say(f"No dead letters in {place.letters.name!r} that match{_of_those(session)}.")
     else:
-        show_letters(summaries)
+        if by:
+            show_groups(grouped(summaries, by), by)
+        else:
+            show_letters(summaries)
         if len(summaries) == limit:
             say(f"There may be more than {limit}: see --limit.")
 
@@ -143,6 +164,13 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
     is_flag=True,
     help="SQS itself moves the whole dead-letter queue to QUEUE; nobody looks at the letters.",
 )
+@click.option(
+    "--follow",
+    "follow_seconds",
+    type=duration,
+    metavar="TIME",
+    help="Wait this long (60s, 10m), then count those that came back as dead letters; some: exit status 1.",
+)
 @json_option
 def retry_letters(
     place: Place,
@@ -154,6 +182,7 @@ def retry_letters(
     yes: bool,
     dry_run: bool,
     native: bool,
+    follow_seconds: float | None,
     as_json: bool,
     **filters: Any,
 ) -> None:
@@ -164,8 +193,10 @@ def retry_letters(
     about, once for each queue.
     """
     selection = _chosen(place, ids, everything, filters)
-    if native and (ids or dry_run or limit or any(filters.values())):
+    if native and (ids or dry_run or limit or follow_seconds is not None or any(filters.values())):
         raise click.UsageError("--native moves all messages: it goes with --all and --rate only")
+    if dry_run and follow_seconds is not None:
+        raise click.UsageError("--dry-run sends nothing that --follow could wait for: leave out one of them")
     if everything and not (yes or dry_run):
         which = _which(place, ids, filtered=any(filters.values()))
         click.confirm(f"Run the tasks again of {which}?", abort=True, err=True)
@@ -185,7 +216,7 @@ def retry_letters(
         moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
         if not yes:
             moves.agrees = partial(_agrees, session)
-        with _report("sent back", moves.outcome, session, as_json=as_json):
+        with _report("sent back", moves.outcome, session, as_json=as_json, follow_seconds=follow_seconds):
             for batch in session.batches():
                 moves.send_back(batch)
 
@@ -285,21 +316,34 @@ def _to_queues(sent_to: Counter[str]) -> str:
 
 
 @contextmanager
-def _report(done: str, outcome: Outcome, session: Session, *, as_json: bool) -> Iterator[None]:
-    """Print the outcome of the letters, also after an error or Ctrl-C."""
+def _report(
+    done: str, outcome: Outcome, session: Session, *, as_json: bool, follow_seconds: float | None = None
+) -> Iterator[None]:
+    """Print the outcome of the letters, also after an error or Ctrl-C, and after they were followed."""
+    followed: Followed | None = None
     try:
         yield
+        if follow_seconds is not None and outcome.done and not session.stop.is_set():
+            followed = follow(session, outcome, follow_seconds)
     finally:
+        is_interrupted = session.stop.is_set() and followed is None  # later it ended the wait alone
         if as_json:
-            show_json({**vars(outcome), "interrupted": session.stop.is_set()})
+            facts = {"interrupted": is_interrupted, "followed": followed and dataclasses.asdict(followed)}
+            show_json({**vars(outcome), **facts})
         else:
             _show_outcome(done, outcome, _of_those(session))
-    if session.stop.is_set():
+            if followed is not None:
+                _show_followed(outcome, followed, session.place)
+    if is_interrupted:
         raise CommandError("interrupted: the others are dead letters still")
     if outcome.failed:
         raise CommandError(f"{counted(len(outcome.failed), LETTER)} left")
     if session.missing():
         raise _not_there(session)
+    if followed is not None and followed.came_back:
+        queue = shlex.quote(session.place.source.name)
+        listing = f"{own_command()} dead-letters list {queue} --by exception,task"
+        raise CommandError(f"{counted(len(followed.came_back), 'task')} failed for good again: {listing}")
 
 
 def _not_there(session: Session) -> CommandError:
@@ -326,3 +370,13 @@ def _show_outcome(done: str, outcome: Outcome, of_those: str) -> None:
         say(f"No dead letters match{of_those}: none were {done}.")
     for letter_id, reason in outcome.failed.items():
         say(f"{letter_id} was not: {reason}", err=True)
+
+
+def _show_followed(outcome: Outcome, followed: Followed, place: Place) -> None:
+    known = len(set(filter(None, outcome.task_ids)))
+    back, waited = len(followed.came_back), duration_text(followed.seconds)
+    say(f"{back} of {counted(known, 'task')} came back within {waited}.")
+    if followed.in_queue is not None:
+        say(f"About {counted(followed.in_queue, 'message')} wait in {place.source.name!r} or run now.")
+    if unknown := outcome.task_ids.count(None):
+        say(f"{counted(unknown, LETTER)} without a task's id could not be followed.")

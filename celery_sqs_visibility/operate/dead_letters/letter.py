@@ -187,7 +187,7 @@ class Selection:
 
     def ids_of(self, letter: Letter) -> set[str]:
         """The ids that match the letter."""
-        return set(self.ids) & letter.names
+        return letter.names.intersection(self.ids)
 
     def matches(self, letter: Letter, now: float) -> bool:
         """Returns whether the letter passes all filters; `now` is in seconds since the epoch."""
@@ -202,8 +202,13 @@ class Selection:
         )
 
 
+def class_of(exception: str) -> str:
+    """The class of an exception that is given as `module.Class: text`."""
+    return exception.partition(":")[0]
+
+
 def _matches(exception: str, glob: str) -> bool:
-    kind = exception.partition(":")[0]
+    kind = class_of(exception)
     return any(fnmatchcase(text, glob) for text in (exception, kind, kind.rpartition(".")[2]))
 
 
@@ -212,11 +217,11 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
     rows = [
         [
             letter["id"][:SHORT_ID_CHARACTERS],
-            *(_cell(letter[name]) for name in ("task", "exception", "reason")),
+            *(cell(letter[name]) for name in ("task", "exception", "reason")),
             letter["attempts"],
             duration_text(letter["age_seconds"]),
-            _cell(letter["source_queue"]),
-            _cell(letter["worker"]),
+            cell(letter["source_queue"]),
+            cell(letter["worker"]),
         ]
         for letter in summaries
     ]
@@ -224,7 +229,8 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
     show_table(columns, rows)
 
 
-def _cell(text: str | None) -> str | None:
+def cell(text: str | None) -> str | None:
+    """A text as one short line of a table."""
     return None if text is None else truncated(" ".join(text.split()), 40)
 
 

@@ -6,7 +6,7 @@ import sys
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -53,13 +53,21 @@ class Outcome:
 
     Attributes:
         done: ids of those that were sent back, or deleted.
+        task_ids: ids of their tasks, in the same order; `None` where it is not known.
         sent_to: how many were sent back to each queue, by Celery's name.
         failed: ids of the others, with the reason.
     """
 
     done: list[str] = field(default_factory=list)
+    task_ids: list[str | None] = field(default_factory=list)
     sent_to: Counter[str] = field(default_factory=Counter)
     failed: dict[str, str] = field(default_factory=dict)
+
+    def add(self, letters: Iterable[Letter]) -> None:
+        """Add letters that were sent back, or deleted."""
+        for letter in letters:
+            self.done.append(letter.id)
+            self.task_ids.append(letter.task_id)
 
 
 @dataclass
@@ -107,7 +115,7 @@ class Moves:
         Raises:
             SQSError: a whole request failed.
         """
-        self.outcome.done += [letter.id for letter in self._delete(letters, "{}")]
+        self.outcome.add(self._delete(letters, "{}"))
 
     def _target(self, letter: Letter) -> Queue | None:
         """The queue that the letter goes to; `None` if it stays, with the reason in the outcome."""
@@ -159,7 +167,7 @@ class Moves:
             if target.fifo:
                 self._closed_groups.add((target.url, message.group_id))
         sent = [letter for position, (letter, _) in enumerate(pairs) if position not in failed]
-        self.outcome.done += [letter.id for letter in sent]
+        self.outcome.add(sent)
         self.outcome.sent_to[target.name] += len(sent)
         if sent:
             reason = (

@@ -360,18 +360,30 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
         ahead = ahead if abs(ahead) > OFFSET_ERROR_SECONDS else 0.0
         began = SYSTEM_CLOCK.wall() - ahead + (OFFSET_ERROR_SECONDS if ahead else 0.0)
         session = Session(place, selection, limit, held, stop, ahead, began)
-        try:
+        with given_back(session):
             yield session
-            elsewhere, behind = session.number_elsewhere(), session.behind
-        finally:
-            if left := held.release():
-                say(
-                    f"{counted(left, 'message')} could not be given back, to be visible again in "
-                    f"{HOLD_SECONDS} s: {held.problem}",
-                    err=True,
-                )
+
+
+@contextmanager
+def given_back(session: Session) -> Iterator[None]:
+    """Give back what is held at the end, and say what was left out."""
+    try:
+        yield
+        elsewhere, behind = session.number_elsewhere(), session.behind
+    finally:
+        release(session.held)
     for sentence in _left_out(session, elsewhere, behind):
         say(f"Left out: {sentence}", err=True)
+
+
+def release(held: HeldMessages) -> None:
+    """Make held messages visible again, and say which could not be."""
+    if left := held.release():
+        say(
+            f"{counted(left, 'message')} could not be given back, to be visible again in "
+            f"{HOLD_SECONDS} s: {held.problem}",
+            err=True,
+        )
 
 
 def _left_out(session: Session, elsewhere: int, behind: int) -> Iterator[str]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
 from celery_sqs_visibility.errors import UnavailableError
-from celery_sqs_visibility.operate.dead_letters import session
+from celery_sqs_visibility.operate.dead_letters import follow, session
 from celery_sqs_visibility.operate.dead_letters.command import dead_letters
 
 
 @pytest.fixture
 def run(run_on, site, monkeypatch):
-    monkeypatch.setattr(session, "SYSTEM_CLOCK", site.clock)
+    for module in (session, follow):
+        monkeypatch.setattr(module, "SYSTEM_CLOCK", site.clock)
     return lambda *args, **options: run_on(site.sqs, dead_letters, *args, **options)
 
 
@@ -171,3 +173,75 @@ def test_a_retry_of_all_is_asked_about_and_no_answer_means_no(site, run, options
     done = run("retry", "orders", "--all", *options, typed=typed)
     assert "from 'dead'? [y/N]" in done.stderr
     assert (done.exit_code, len(site.messages(site.queue))) == ((0, 1) if is_sent else (1, 0))
+
+
+def test_a_list_in_groups_takes_all_letters(site, run):
+    for number in range(120):
+        site.add(exception=f"proj.Down: {number}", task_id="t")
+    site.clock.advance(60)
+    (group,) = json.loads(run("list", "orders", "--by", "exception", "--json").stdout)
+    assert (group["exception"], group["count"], group["oldest_seconds"]) == ("proj.Down", 120, 60)
+    shown = run("list", "orders", "--by", "exception", "--limit", "20").stdout
+    assert shown.splitlines()[1].split()[:4] == ["proj.Down", "20", "1m", "1m"]
+    assert "There may be more than 20" in shown
+
+
+def test_only_what_letters_have_in_common_groups_them(run):
+    done = run("list", "orders", "--by", "exception,colour")
+    assert done.exit_code == 2
+    expected = (
+        "expected some of exception, task, reason, source_queue, worker, separated by commas, got 'colour'"
+    )
+    assert expected in " ".join(done.stderr.split())
+
+
+def test_a_retry_names_the_tasks_in_the_order_of_their_letters(site, run):
+    ids = {site.add(task_id=f"task-{number}"): f"task-{number}" for number in range(3)}
+    ids[site.add(body="no task")] = None
+    site.clock.advance(1)
+    told = json.loads(run("retry", "orders", "--all", "--yes", "--json").stdout)
+    assert dict(zip(told["done"], told["task_ids"], strict=True)) == ids
+    assert told["followed"] is None
+
+
+@pytest.mark.parametrize("again", [0, 2])
+def test_tasks_that_come_back_as_letters_are_counted(site, run, monkeypatch, again):
+    for number in range(5):
+        site.add(task_id=f"task-{number}")
+    site.clock.advance(1)
+
+    def fail_again(_seconds):
+        for message in site.messages(site.queue):
+            site.sqs.delete(site.queue, [message["ReceiptHandle"]])
+        for number in range(again):
+            site.add(task_id=f"task-{number}")
+
+    monkeypatch.setattr(threading.Event, "wait", lambda _self, seconds: fail_again(seconds))
+    done = run("retry", "orders", "--all", "--yes", "--follow", "60s")
+    assert f"{again} of 5 tasks came back within 0s.\nAbout 0 messages wait in 'orders' or run" in done.stdout
+    assert "Waiting 1m (Ctrl-C ends the wait), then looking for those that came back" in done.stderr
+    assert done.exit_code == bool(again)
+    assert ("2 tasks failed for good again: celery sqs dead-letters list orders --by" in done.stderr) is bool(
+        again
+    )
+    assert len(site.messages(site.letters)) == again
+
+
+def test_a_letter_without_a_task_s_id_is_not_followed(site, run):
+    site.add(body="no task")
+    site.clock.advance(1)
+    done = run("retry", "orders", "--all", "--yes", "--follow", "0s")
+    assert "0 of 0 tasks came back" in done.stdout
+    assert "1 dead letter without a task's id could not be followed." in done.stdout
+
+
+@pytest.mark.parametrize("options", [["--native"], ["--dry-run"]], ids=str)
+def test_only_letters_that_this_command_sends_back_are_followed(site, run, options):
+    site.add()
+    assert run("retry", "orders", "--all", "--yes", "--follow", "0s", *options).exit_code == 2
+    assert site.messages(site.queue) == []
+
+
+def test_where_nothing_was_sent_back_nothing_is_followed(run):
+    done = run("retry", "orders", "--all", "--yes", "--follow", "1h")
+    assert (done.exit_code, done.stdout) == (0, "No dead letters match: none were sent back.\n")
