@@ -1,12 +1,14 @@
 """`celery -A proj sqs`: the group of commands, each of which is imported when it is called.
 
 Every `celery` command imports this module (celery/bin/celery.py: entry points of `celery.commands`), so it
-imports nothing but click.
+imports nothing but click; for `celery inspect` and `celery control` also the workers' commands, because they
+refuse a name that their own process doesn't know (celery/bin/control.py: `_verify_command_name`).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from importlib import import_module
 from typing import Final
 
@@ -41,6 +43,10 @@ class LazyGroup(click.Group):
         module = import_module(f"celery_sqs_visibility.operate.{MODULES[cmd_name]}")
         command: click.Command = getattr(module, cmd_name.replace("-", "_"))
         return command
+
+
+if not {"inspect", "control"}.isdisjoint(sys.argv):
+    import_module("celery_sqs_visibility.worker.control_commands")
 
 
 @click.group(cls=LazyGroup)

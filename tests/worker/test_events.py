@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
+import subprocess
 import time
 import uuid
+from urllib.request import urlopen
 
 import pytest
 from support.browser import Browser
 from support.commands import run_celery
-from support.monitors import Exporter, Flower, Monitor, Screen
+from support.monitors import PYTHON, ROOT, Exporter, Flower, Monitor, Screen
 from support.processes import SOON, wait_until
 
 EVENTS = "-celeryev-"  # in the names of monitors' queues
@@ -161,3 +164,34 @@ def test_flower_lists_the_worker_follows_a_task_and_shuts_the_worker_down(
         assert worker.wait_exit() == 0
         shows("tasks", "work.held", "SUCCESS")
         shows("workers", "Offline")
+
+
+@pytest.fixture
+def patched_flower(tmp_path, monkeypatch):
+    """Let Flower be imported with the patch of docs/flower.md."""
+    find = [PYTHON, "-c", "import flower; print(*flower.__path__)"]
+    installed = subprocess.run(find, capture_output=True, text=True, check=True).stdout.strip()
+    shutil.copytree(installed, tmp_path / "patched/flower")
+    module = tmp_path / "patched/flower/utils/broker.py"
+    diff = (ROOT / "docs/flower.md").read_text().partition("```diff\n")[2].partition("```")[0]
+    text = module.read_text()
+    for hunk in re.split("^@@ .*\n", diff, flags=re.MULTILINE)[1:]:
+        before, after = (
+            "".join(line[1:] for line in hunk.splitlines(keepends=True) if line[0] in signs)
+            for signs in (" -", " +")
+        )
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    module.write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "patched"))
+
+
+def test_flower_with_the_patch_shows_how_many_messages_its_queues_have(patched_flower, site, flower):
+    site.create_queue()
+    for _ in range(3):
+        site.sqs.send_message(QueueUrl=site.url, MessageBody="m")
+    site.sqs.send_message(QueueUrl=site.url, MessageBody="m", DelaySeconds=60)
+    site.sqs.receive_message(QueueUrl=site.url)
+    with urlopen(f"{flower.url}/broker") as answer:
+        cells = re.findall(r"<td[^>]*>(.*?)</td>", answer.read().decode())
+    assert cells[:4] == [site.queue, "4", "1", "2"], f"name, messages, unacked, ready: {flower.log}"

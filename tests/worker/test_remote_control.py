@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 import uuid
 
 import pytest
+from celery.worker.control import Panel
 from support.commands import run_celery
 from support.faults import error, latency
 from support.processes import SOON, wait_until
@@ -16,6 +21,7 @@ from support.worker import READY_SECONDS
 
 from celery_sqs_visibility.errors import RemoteControlError
 from celery_sqs_visibility.transport.control_exchanges import ControlExchanges
+from celery_sqs_visibility.worker import control_commands
 
 
 @dataclasses.dataclass
@@ -202,6 +208,23 @@ def test_a_missing_right_is_named_and_tasks_run_all_the_same(room):
             done = run_celery(room.site.config, "inspect", "ping")
         assert (done.returncode, f"sqs:{right}" in done.stderr) == (77, True), done.stderr
     assert worker.log.count("cannot use its control queue") == 1
+
+
+def test_a_plain_inspect_without_an_app_knows_our_commands(room):
+    room.start("a")
+    broker = f"celery-sqs-visibility://?remote_control=true&region=us-east-1&control_prefix={room.prefix}"
+    module = control_commands.__name__
+    ours = [name for name, each in Panel.data.items() if each.__module__ == module]
+    node = f"a@{socket.gethostname()}"
+    commands = [name for name in ours if Panel.meta[name].type == "inspect"]
+    assert "sqs_queues" in commands
+    for command in commands:
+        arguments = [f"--broker={broker}", "inspect", command, "--json", "-d", node, f"--timeout={SOON}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "error" not in json.loads(done.stdout)[node]
 
 
 INT, QUIT, HUP = signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
