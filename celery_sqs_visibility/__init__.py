@@ -69,6 +69,7 @@ __all__ = [
     "SQSError",
     "SQSRequest",
     "SQSVisibilityError",
+    "Skipped",
     "Started",
     "StoreError",
     "StoreUnavailableError",

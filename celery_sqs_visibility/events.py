@@ -3,6 +3,7 @@
 In the order of a message's life:
 
 - `Received`; then `Unreadable`, or, with a far ETA, `Parked` or `Renewed`.
+- `Skipped`, if it need not run.
 - `Started`; while it runs `Extended`, and if that fails `Lost`; `Superseded` if it comes back meanwhile;
   `HorizonNear` when it cannot be extended for much longer.
 - `Finished` and `Deleted`; `FinishedBefore` if it comes back even then.
@@ -169,6 +170,13 @@ class Extended(DeliveryEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped(DeliveryEvent):
+    """The task was not run, and its message is deleted: `reason` says why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Superseded(DeliveryEvent):
     """The message came back to the process that holds it, which now uses the new receipt handle."""
 
@@ -319,7 +327,7 @@ def subscribe(
 
 def subscribed(listener: Listener) -> bool:
     """Return whether that listener is subscribed."""
-    return any(one.listener is listener for one in _subscriptions)
+    return any(one.listener == listener for one in _subscriptions)
 
 
 def emit(event: Event) -> None:

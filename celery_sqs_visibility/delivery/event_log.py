@@ -35,6 +35,7 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Deleted: (logging.DEBUG, "message deleted (%s)"),
     events.Failed: (logging.DEBUG, "task failed (%s)"),
     events.Hidden: (logging.DEBUG, "message hidden (%s)"),
+    events.Skipped: (logging.DEBUG, "task skipped (%s)"),
     events.Parked: (logging.INFO, "message parked until it may run (%s)"),
     events.Renewed: (logging.INFO, "message goes on waiting for its ETA as a copy (%s)"),
     events.Released: (logging.DEBUG, "message released (%s)"),
@@ -45,6 +46,9 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Lost: (logging.WARNING, "message lost: another worker may run it too (%s)"),
     events.HorizonNear: (logging.WARNING, NEAR_HORIZON),
 }
+
+#: How every event is called in a log's line, as `message` of a JSON line.
+MESSAGES: Final = frozenset(sentence.removesuffix(" (%s)") for _, sentence in _SENTENCES.values())
 
 #: Seconds since the epoch, printed as a date in a plain log. The others are left out: a line has its time.
 EPOCH_FIELD: Final = "first_received"
@@ -72,9 +76,18 @@ def log_event(event: DeliveryEvent) -> None:
     """Log one event to `celery_sqs_visibility`. The record's attribute `sqs` has the fields."""
     level, sentence = _SENTENCES[type(event)]
     if logger.isEnabledFor(level):
-        values = asdict(event)
-        facts = Fields({**values.pop("delivery"), **values})  # the delivery's facts come first
+        facts = _fields_of_event(event)
         logger.log(level, sentence, facts, extra={"sqs": facts})
+
+
+def line_of(event: DeliveryEvent) -> dict[str, object]:
+    """The sentence of an event as `message`, and its fields: as its line in a JSON log has them."""
+    return {"message": _SENTENCES[type(event)][1].removesuffix(" (%s)"), **_fields_of_event(event)}
+
+
+def _fields_of_event(event: DeliveryEvent) -> Fields:
+    values = asdict(event)
+    return Fields({**values.pop("delivery"), **values})  # the delivery's facts come first
 
 
 def _text(key: str, value: object) -> str | None:

@@ -154,6 +154,7 @@ class ExclusiveRequest(VisibilityRequest):
             case Processed():
                 skipped = "Task %s[%s] skipped: its key %r was processed before"
                 self.log(logger.info, skipped, key, key=key, outcome="skipped")
+                self.tell_skipped(f"its key {key!r} was processed before")
                 self._warn_of_canvas()
                 # The only end that monitors take for a run that began: they show REVOKED, not STARTED for
                 # ever, and of a task with an earlier success that success (celery/events/state.py).

@@ -39,7 +39,7 @@ from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
-from celery_sqs_visibility.events import Finished, emit
+from celery_sqs_visibility.events import Finished, Skipped, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.retries import attempts_made, whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
@@ -120,13 +120,17 @@ class DeliveryRequest(CeleryRequest):
         """Returns whether it was revoked or has expired. After an error the message comes back."""
         if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at
+        known = self.already_revoked
         try:
-            return bool(super().revoked())
+            revoked = bool(super().revoked())
         except Exception:  # noqa: BLE001 - the result backend's, for example
             self.log(logger.exception, "Task %s[%s] could not be called revoked, and comes back")
             self.come_back_later()
             state.task_ready(self)
             return True
+        if revoked and not known:
+            self.tell_skipped("it was revoked, or has expired")
+        return revoked
 
     def ended(self) -> None:
         """Hear from the pool that the run is over, however it ended."""
@@ -299,6 +303,11 @@ class DeliveryRequest(CeleryRequest):
         self.acknowledged = True
         if self.delivery is not None:
             self.delivery.settle(settlement)
+
+    def tell_skipped(self, reason: str) -> None:
+        """Emit that it is not run, and will not be."""
+        if self.delivery is not None:
+            emit(Skipped(self.delivery.facts, reason))
 
     def note_outcome(self, outcome: str | None) -> None:
         """Note the outcome that metrics count if the message is deleted."""

@@ -38,7 +38,7 @@ SAMPLES = {
 LEVELS = {
     logging.DEBUG: {
         *("Received", "Started", "Extended", "Finished", "Deleted"),
-        *("Failed", "Hidden", "Released"),  # people have read another line of it
+        *("Failed", "Hidden", "Released", "Skipped"),  # people have read another line of it
     },
     logging.INFO: {"Parked", "Renewed"},
     logging.WARNING: {"Lost", "Superseded", "FinishedBefore", "DeadLettered", "HorizonNear"},

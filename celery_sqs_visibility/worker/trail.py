@@ -1,0 +1,69 @@
+"""Trail: what this process did with the messages that did not simply succeed, for a while."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final
+
+from celery_sqs_visibility import events
+from celery_sqs_visibility.delivery.event_log import line_of
+from celery_sqs_visibility.delivery.threads import snapshot
+from celery_sqs_visibility.events import DeliveryEvent, subscribe, subscribed
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.message_limits import truncated
+
+#: Of a message that succeeds at once none is made.
+KINDS: Final = (
+    events.Unreadable,
+    events.Parked,
+    events.Renewed,
+    events.Superseded,
+    events.Lost,
+    events.HorizonNear,
+    events.Failed,
+    events.Hidden,
+    events.Skipped,
+    events.FinishedBefore,
+    events.Released,
+    events.DeadLettered,
+)
+
+#: About 1 kB each; two to four for each failed attempt.
+MAX_EVENTS: Final = 5000
+
+#: Characters of an error that are told.
+MAX_TEXT: Final = 300
+
+
+class Trail:
+    """The latest events. Any thread, without a lock: a deque adds, and drops the oldest, in one step."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._events: deque[tuple[float, DeliveryEvent]] = deque(maxlen=MAX_EVENTS)
+
+    def listen(self) -> None:
+        """Keep every event from now on. Idempotent."""
+        if not subscribed(self.note):
+            for kind in KINDS:
+                subscribe(self.note, kind)
+
+    def note(self, event: DeliveryEvent) -> None:
+        """Keep an event."""
+        self._events.append((self._clock.wall(), event))
+
+    def of(self, task_id: str) -> list[dict[str, Any]]:
+        """What happened to that task, oldest first: `at` in seconds since the epoch, and a line's fields."""
+        return [
+            {"at": at, **{name: _told(value) for name, value in line_of(event).items() if value is not None}}
+            for at, event in snapshot(self._events)
+            if event.delivery.task_id == task_id
+        ]
+
+
+def _told(value: object) -> object:
+    return truncated(value, MAX_TEXT) if isinstance(value, str) else value
+
+
+#: This process's, as its events are.
+TRAIL: Final = Trail()
