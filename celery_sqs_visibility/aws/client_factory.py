@@ -84,7 +84,9 @@ def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Litera
 @overload
 def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Literal["sns"]) -> SNSClient: ...
 @overload
-def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Literal["cloudwatch"]) -> Any: ...
+def new_client(
+    settings: ClientSettings, purpose: ClientPurpose, service: Literal["cloudwatch", "logs"]
+) -> Any: ...
 def new_client(settings: ClientSettings, purpose: ClientPurpose, service: Any = "sqs") -> Any:
     """Create a client with its own session. Threads may share the client, processes may not. Any thread.
 

@@ -185,7 +185,7 @@ def wrong_settings(exc: Exception, action: str) -> RequestRefusedError:
 
 
 #: Names of services that are not simply upper case.
-_SERVICE_NAMES: Final = {"cloudwatch": "CloudWatch", "dynamodb": "DynamoDB"}
+_SERVICE_NAMES: Final = {"cloudwatch": "CloudWatch", "logs": "CloudWatch Logs", "dynamodb": "DynamoDB"}
 
 
 def _unanswered(cls: type[SQSError], exc: Exception, action: str, service: str = "sqs") -> str:

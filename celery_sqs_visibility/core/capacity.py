@@ -269,6 +269,11 @@ class Capacity:
         return self._places.messages
 
     @property
+    def usual_run_seconds(self) -> float | None:
+        """How long a run lasted lately, on average; `None` before the first has ended."""
+        return self._recent_runs.seconds
+
+    @property
     def runs(self) -> int:
         """How many runs there are whose messages were settled when they began."""
         return len(self._places.runs)

@@ -18,7 +18,9 @@ import click
 MODULES: Final[dict[str, str]] = {
     "dead-letters": "dead_letters.command",
     "doctor": "doctor.command",
+    "find": "find",
     "health": "health.command",
+    "held": "held",
     "local": "local",
     "message": "message",
     "pause": "pause",

@@ -104,6 +104,9 @@ class Deliveries(SQSStep):
     def _join_remote_control(parent: Any, context: BrokerContext) -> None:
         """Take commands, and answer and send events as one node, though these may go to another broker."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
+        from celery_sqs_visibility.worker.trail import TRAIL  # noqa: PLC0415
+
+        TRAIL.listen()
 
         # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
         with parent.app.connection_for_write() as connection:

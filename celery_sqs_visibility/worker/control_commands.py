@@ -1,4 +1,4 @@
-"""Commands among Celery's own (celery/worker/control.py: `Panel`): a worker's queues, and their pauses.
+"""Commands among Celery's own (celery/worker/control.py: `Panel`): a worker's queues, pauses and messages.
 
 A worker's bootstep imports this where there is remote control. Answers are JSON. Commands run on Celery's
 main thread and make no request there: a thread gives back the messages that wait.
@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from celery.utils.log import get_logger
 from celery.worker import state as worker_state
@@ -18,13 +18,20 @@ from celery.worker.control import control_command, inspect_command
 from kombu.utils.json import dumps
 
 from celery_sqs_visibility.contacts.worker import replace_handle_call
+from celery_sqs_visibility.core.delivery import Delivery
 from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.worker.drain import grace_period, time_of_runs
+from celery_sqs_visibility.worker.held_messages import Moment, begun_at, described
 from celery_sqs_visibility.worker.pool_patches import number_of_slots
+from celery_sqs_visibility.worker.trail import TRAIL
 
 logger = get_logger(__name__)
+
+#: Messages of which an answer tells, about 500 bytes each; it counts all.
+MAX_HELD: Final = 200
 
 
 @control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
@@ -73,6 +80,47 @@ def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
         "busy": len(worker_state.active_requests),
         "queues": _conditions(_context(state)),
     }
+
+
+@inspect_command(args=[("task_id", str)], signature="[task_id]")
+def sqs_held(state: Any, task_id: str | None = None, limit: int = MAX_HELD, **_: Any) -> dict[str, Any]:
+    """Tell what runs and what waits here, the longest first; of one task also what happened to it before."""
+    context = _context(state)
+    consumers = _consumers(context)
+    at = _moment(context, consumers)
+    held = [each for each in _held(consumers) if task_id in {None, each.facts.task_id}]
+    held.sort(key=partial(begun_at, at=at))
+    limits = _time_limits() if state.consumer.pool.uses_semaphore else {}
+    answer = {
+        "messages": len(held),
+        "held": [described(each, at, limits.get(each)) for each in held[:limit]],
+        "runs_have": at.runs_have,
+        "usual_run_seconds": at.usual,
+    }
+    return answer if task_id is None else {**answer, "history": TRAIL.of(task_id)}
+
+
+def _held(consumers: list[QueueConsumer]) -> list[Delivery]:
+    """What is held, and the runs whose messages were deleted when they began."""
+    held = [each for one in consumers for each in one.held()]
+    runs = [getattr(request, "delivery", None) for request in snapshot(worker_state.active_requests)]
+    return [*held, *(each for each in runs if each is not None and not each.held and each.acknowledged_early)]
+
+
+def _moment(context: BrokerContext, consumers: list[QueueConsumer]) -> Moment:
+    runs_have = time_of_runs(context.options.shutdown_timeout, grace_period()[0])
+    usual = consumers[-1].capacity.usual_run_seconds if consumers else None
+    return Moment(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall(), runs_have, usual)
+
+
+def _time_limits() -> dict[Delivery, float]:
+    """The time limits of runs, in seconds."""
+    limits = {}
+    for request in snapshot(worker_state.active_requests):
+        delivery = getattr(request, "delivery", None)
+        if delivery is not None and (limit := request.time_limits[0] or request.task.time_limit):
+            limits[delivery] = limit
+    return limits
 
 
 def _context(state: Any) -> BrokerContext:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 from celery.worker import state
 from celery.worker.control import Panel
+from support import factories
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.events import DeliveryFacts, Released
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import PollingFacts
+from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.worker import control_commands
+from celery_sqs_visibility.worker.trail import Trail
 
 
 class Delivery:
@@ -74,7 +82,7 @@ def panel(consumer):
     def call(command, **arguments):
         return Panel.data[command](SimpleNamespace(consumer=celerys), **arguments)
 
-    call.context = context
+    call.context, call.pool = context, celerys.pool
     return call
 
 
@@ -123,7 +131,7 @@ def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, comm
 
 
 def test_the_commands_have_help_for_celery_control():
-    for name in ("sqs_pause", "sqs_resume", "sqs_queues"):
+    for name in ("sqs_pause", "sqs_resume", "sqs_queues", "sqs_held"):
         assert Panel.meta[name].help == getattr(control_commands, name).__doc__.splitlines()[0]
 
 
@@ -132,3 +140,62 @@ def test_what_waits_is_given_back_by_a_thread_that_has_the_queues_name(panel, mo
     monkeypatch.setattr(control_commands, "start_thread", lambda _act, name, *_: names.append(name) or name)
     assert "ok" in panel("sqs_pause", queue="q")
     assert names == ["sqs-pause-q"]
+
+
+@pytest.fixture
+def holding(panel, consumer, monkeypatch):
+    """A worker with three real deliveries: of the first a run goes on, the last is acknowledged early."""
+    sqs = factories.FakeSQS(FakeClock())
+    queue = factories.queue(sqs, "q")
+    holder = SimpleNamespace(redrive=RedriveBook())
+    runs, waits, early = (
+        factories.delivery(queue, holder, handle=name, message_id=name, task_id=name, received=received)
+        for name, received in (("runs", 100.0), ("waits", 50.0), ("early", 150.0))
+    )
+    runs.state, early.state, early.acknowledged_early = State.RUNNING, State.SETTLED, True
+    consumer.held = lambda: [runs, waits]
+    consumer.capacity = SimpleNamespace(usual_run_seconds=3.0)
+    panel.context.options = Options.parse({"shutdown_timeout": 7})
+    state.active_requests.discard(consumer.runs)
+    panel.requests = [Request(runs), Request(early)]
+    for request in panel.requests:
+        request.time_limits, request.task = (None, None), SimpleNamespace(time_limit=None)
+        state.active_requests.add(request)
+    yield panel
+    state.active_requests.difference_update(panel.requests)
+
+
+def test_what_is_held_is_told_the_longest_first_with_runs_that_were_acknowledged_early(holding):
+    answer = holding("sqs_held")
+    assert [each["task_id"] for each in answer["held"]] == ["waits", "runs", "early"]
+    assert (answer["messages"], answer["runs_have"], answer["usual_run_seconds"]) == (3, 7, 3.0)
+    assert "history" not in answer
+    assert [each["task_id"] for each in holding("sqs_held", limit=1)["held"]] == ["waits"]
+    assert holding("sqs_held", limit=1)["messages"] == 3
+    json.dumps(answer)
+
+
+def test_of_one_task_its_history_is_told_too(holding, monkeypatch):
+    monkeypatch.setattr(control_commands, "TRAIL", trail := Trail(FakeClock()))
+    trail.note(Released(DeliveryFacts("q", "m", 1, 0.0, task_id="runs")))
+    answer = holding("sqs_held", task_id="runs")
+    assert [each["task_id"] for each in answer["held"]] == ["runs"]
+    assert [each["message"] for each in answer["history"]] == ["message released"]
+    assert holding("sqs_held", task_id="never") == {
+        **answer,
+        "messages": 0,
+        "held": [],
+        "history": [],
+    }
+
+
+def test_a_time_limit_counts_where_the_pool_keeps_it(holding):
+    runs = holding.requests[0]
+    runs.time_limits = (5, None)
+    runs.delivery.began = SYSTEM_CLOCK.monotonic() - 1_000
+    pool = holding.pool
+    (told,) = holding("sqs_held", task_id="runs")["held"]
+    assert told["at_sigterm"] == "runs again"
+    pool.uses_semaphore = True
+    (told,) = holding("sqs_held", task_id="runs")["held"]
+    assert told["at_sigterm"] == "ends in time"

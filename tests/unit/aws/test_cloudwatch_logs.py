@@ -1,0 +1,58 @@
+"""Lines of a log group, over boto3."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+
+import boto3
+import pytest
+from support.clock import FakeClock
+
+from celery_sqs_visibility.aws import cloudwatch_logs as module
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
+from celery_sqs_visibility.errors import SQSError, UnavailableError
+
+SETTINGS = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
+NOW = float(int(time.time()) - 60)  # CloudWatch takes no lines of another time
+
+
+@pytest.fixture
+def group(emulator, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", emulator.url)
+    name = uuid.uuid4().hex
+    client = boto3.client("logs", "us-east-1", aws_access_key_id="key", aws_secret_access_key="secret")
+    client.create_log_group(logGroupName=name)
+    client.create_log_stream(logGroupName=name, logStreamName="one")
+    events = [{"timestamp": int((NOW + at) * 1000), "message": json.dumps({"at": at})} for at in (1, 2, 3)]
+    client.put_log_events(logGroupName=name, logStreamName="one", logEvents=events)
+    client.close()
+    return name
+
+
+def test_its_lines_within_the_time_are_returned_in_order(group):
+    lines = CloudWatchLogs(SETTINGS).lines_with("at", group, NOW + 2, NOW + 10)
+    assert [json.loads(line)["at"] for line in lines] == [2, 3]
+
+
+def test_a_group_that_does_not_exist_is_an_error_of_ours(group):
+    with pytest.raises(SQSError, match="StartQuery"):
+        CloudWatchLogs(SETTINGS).lines_with("at", group + "-not", NOW, NOW)
+
+
+def test_one_that_cannot_be_reached_is_unavailable(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "http://127.0.0.1:9")
+    with pytest.raises(UnavailableError, match="no answer from CloudWatch Logs"):
+        CloudWatchLogs(SETTINGS).lines_with("at", "group", NOW, NOW)
+
+
+@pytest.mark.parametrize("status", ["Running", "Failed"])
+def test_a_query_that_does_not_end_or_fails_is_an_error(group, monkeypatch, status):
+    monkeypatch.setattr(CloudWatchLogs, "_results", lambda *_: clock.advance(40) or {"status": status})
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0)
+    clock = FakeClock()
+    expected = "not answered a query" if status == "Running" else "ended as Failed"
+    with pytest.raises(UnavailableError, match=expected):
+        CloudWatchLogs(SETTINGS, clock).lines_with("at", group, NOW, NOW)
