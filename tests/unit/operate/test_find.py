@@ -124,8 +124,8 @@ def test_a_letter_says_more_than_the_events_and_an_end_in_the_backend_more_than_
         (
             Found("id", workers=["a", "b", "c"]),
             (
-                "not held by any of 3 workers; no dead letter was looked for; it waits in SQS, or has succeeded, "
-                "or never was"
+                "not held by any of 3 workers; no dead letter was looked for; it waits in SQS, or has "
+                "succeeded, or never was"
             ),
         ),
         (
