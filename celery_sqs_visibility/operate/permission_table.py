@@ -233,7 +233,7 @@ def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = (
             if exact:
                 statements.append(_statement(permission.sid, permission, exact))
             if any_key:
-                condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": sorted(aliases)}}
+                condition = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": sorted(set(aliases))}}
                 by_alias = _statement(f"{permission.sid}ByAlias", permission, any_key)
                 statements.append({**by_alias, "Condition": condition})
     return {"Version": "2012-10-17", "Statement": statements}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, get_args
@@ -15,14 +16,15 @@ from celery_sqs_visibility.operate.app_queues import dead_letter_queue, inspect_
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
 from celery_sqs_visibility.policy.control_names import exchange_prefix
-from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
-from celery_sqs_visibility.policy.provisioning import plan_queues
+from celery_sqs_visibility.policy.predefined import PredefinedQueue, name_at_sqs, predefined_queue
+from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 from celery_sqs_visibility.policy.queue_names import (
     KEY,
     REDRIVE_POLICY,
     arn_of,
     key_in,
     partition_of,
+    redrive_policy,
     sqs_name,
 )
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -42,12 +44,19 @@ class AppResources:
         arns: by kind.
         aliases: of KMS keys whose ARN is not known.
         notes: a sentence for each thing that is not known, and for permissions of other credentials.
+        planned: the planned queues by their ARNs.
+
+    With `plans` the queues are as planned, and no request is made.
     """
 
-    def __init__(self, app: Celery, broker: BrokerContext, *, create: bool) -> None:
+    def __init__(
+        self, app: Celery, broker: BrokerContext, *, create: bool, plans: Iterable[QueuePlan] | None = None
+    ) -> None:
         self.arns: dict[str, list[str]] = defaultdict(list)
         self.aliases: list[str] = []
         self.notes: list[str] = []
+        self.planned: dict[str, QueuePlan] = {}
+        self._plans = None if plans is None else {plan.sqs_name: plan for plan in plans}
         self._app, self._broker, self._create = app, broker, create
         self._options = broker.options
         self._region = self._account = ""
@@ -96,7 +105,9 @@ class AppResources:
             self._add_role(predefined.sts_role_arn, f"on queue {name!r}")
 
     def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
-        """A queue's ARN and attributes, as far as SQS lets us see them."""
+        """A queue's ARN and attributes, as planned or as far as SQS lets us see them."""
+        if self._plans is not None:
+            return self._as_planned(name, predefined)
         queues = self._broker.queues
         found = inspect_queue(lambda: queues.find(name), ATTRIBUTES)
         queue = found.queue
@@ -115,6 +126,24 @@ class AppResources:
                 f"this policy: {found.error}"
             )
         return arn, found.attributes or {}
+
+    def _as_planned(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
+        options, plans = self._options, self._plans or {}
+        own_name = name_at_sqs(options.predefined_queues, name, options.queue_name_prefix)
+        region = (predefined and predefined.region) or self._region
+        owner = predefined.owner if predefined else None
+
+        def arn_at(sqs_name: str) -> str:
+            arn = self._arn("sqs", sqs_name, account=owner, region=region)
+            if sqs_name in plans:
+                self.planned[arn] = plans[sqs_name]
+            return arn
+
+        arn, plan = arn_at(own_name), plans.get(own_name)
+        if plan is None or plan.dead_letters is None:
+            return arn, plan.attributes if plan else {}
+        policy = redrive_policy(arn_at(plan.dead_letters), plan.max_receive_count)
+        return arn, {**plan.attributes, REDRIVE_POLICY: json.dumps(policy)}
 
     def _add_created(self, arn: str) -> None:
         if self._create:
@@ -148,6 +177,12 @@ class AppResources:
 
     def _add_key_of_letters(self, name: str, arn: str) -> None:
         """Add the key of the dead-letter queue that a redrive policy names: sending there needs it."""
+        if self._plans is not None:
+            if plan := self.planned.get(arn):
+                self._add_key(arn, key_in(plan.attributes))
+            else:
+                self.notes.append(f"the KMS key of dead-letter queue {arn}, if it has one, is not looked up")
+            return
         try:
             letters = dead_letter_queue(self._broker, self._broker.queues.find(name))
             attributes = letters.sqs.queue_attributes(letters.url, [KEY]) if letters is not None else {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 import click
+from celery import Celery
 
 from celery_sqs_visibility.aws.port import SQS
 from celery_sqs_visibility.aws.queues import Queue, when_known
@@ -28,10 +28,23 @@ from celery_sqs_visibility.operate.invocation import (
     say,
     show_json,
 )
+from celery_sqs_visibility.operate.permission_table import Role, policy_document
+from celery_sqs_visibility.operate.permissions import ANY, AppResources
+from celery_sqs_visibility.operate.templates.cloudformation import cloudformation
+from celery_sqs_visibility.operate.templates.stack import Stack
+from celery_sqs_visibility.operate.templates.terraform import terraform
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.policy.queue_names import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.routing import max_retries_by_queue
+
+#: Those whose policies a template has.
+ROLES: Final[tuple[Role, ...]] = ("worker", "producer")
+
+#: Most characters of a managed policy, without white space (IAM and AWS STS quotas, IAM User Guide).
+POLICY_CHARACTERS: Final = 6144
+
+ACCOUNT_DIGITS: Final = 12
 
 
 @dataclass
@@ -151,115 +164,7 @@ def _value(text: str) -> Any:
         return text
 
 
-#: SQS's attributes to the arguments of Terraform's aws_sqs_queue.
-TERRAFORM: Final = {
-    "VisibilityTimeout": "visibility_timeout_seconds",
-    "MessageRetentionPeriod": "message_retention_seconds",
-    "MaximumMessageSize": "max_message_size",
-    "DelaySeconds": "delay_seconds",
-    "ReceiveMessageWaitTimeSeconds": "receive_wait_time_seconds",
-    "FifoQueue": "fifo_queue",
-    "ContentBasedDeduplication": "content_based_deduplication",
-    "DeduplicationScope": "deduplication_scope",
-    "FifoThroughputLimit": "fifo_throughput_limit",
-    "KmsMasterKeyId": "kms_master_key_id",
-    "KmsDataKeyReusePeriodSeconds": "kms_data_key_reuse_period_seconds",
-    "SqsManagedSseEnabled": "sqs_managed_sse_enabled",
-    "RedrivePolicy": "redrive_policy",
-    "RedriveAllowPolicy": "redrive_allow_policy",
-    "Policy": "policy",
-}
-
-
-def cloudformation(plans: Sequence[QueuePlan]) -> str:
-    """A template, in JSON."""
-    resources: dict[str, Any] = {}
-    ids = _distinct([_logical_id(plan.sqs_name) for plan in plans])
-    by_name = {plan.sqs_name: each for plan, each in zip(plans, ids, strict=True)}
-    for plan in plans:
-        values = {name: _typed(name, value) for name, value in plan.attributes.items()}
-        policy = values.pop("Policy", None)
-        properties = {"QueueName": plan.sqs_name, **values}
-        if plan.dead_letters is not None:
-            arn = {"Fn::GetAtt": [by_name[plan.dead_letters], "Arn"]}
-            properties[REDRIVE_POLICY] = redrive_policy(arn, plan.max_receive_count)
-        if plan.tags:
-            properties["Tags"] = [{"Key": key, "Value": value} for key, value in plan.tags.items()]
-        own = by_name[plan.sqs_name]
-        resources[own] = {"Type": "AWS::SQS::Queue", "Properties": properties}
-        if policy is not None:
-            of_policy = {"Queues": [{"Ref": own}], "PolicyDocument": policy}
-            resources[f"{own}Policy"] = {"Type": "AWS::SQS::QueuePolicy", "Properties": of_policy}
-    return json.dumps({"AWSTemplateFormatVersion": "2010-09-09", "Resources": resources}, indent=2)
-
-
-def terraform(plans: Sequence[QueuePlan]) -> str:
-    """Resources of the provider hashicorp/aws, in HCL."""
-    labels = _distinct([_label(plan.sqs_name) for plan in plans])
-    by_name = {plan.sqs_name: label for plan, label in zip(plans, labels, strict=True)}
-    return "\n".join(_terraform(plan, by_name) for plan in plans).rstrip("\n")
-
-
-def _terraform(plan: QueuePlan, labels: Mapping[str, str]) -> str:
-    values = {"name": _text(plan.sqs_name)}
-    for name, value in plan.attributes.items():
-        values[TERRAFORM.get(name, name)] = _hcl(name, value)
-    if plan.dead_letters is not None:
-        values["redrive_policy"] = (
-            "jsonencode({\n"
-            f"    deadLetterTargetArn = aws_sqs_queue.{labels[plan.dead_letters]}.arn\n"
-            f"    maxReceiveCount     = {plan.max_receive_count}\n"
-            "  })"
-        )
-    if plan.tags:
-        inner = "".join(f"    {_text(key)} = {_text(value)}\n" for key, value in plan.tags.items())
-        values["tags"] = f"{{\n{inner}  }}"
-    short = max(len(name) for name, value in values.items() if "\n" not in value)  # as `terraform fmt` does
-    widths = {name: 0 if "\n" in value else short for name, value in values.items()}
-    lines = "".join(f"  {name.ljust(widths[name])} = {value}\n" for name, value in values.items())
-    return f'resource "aws_sqs_queue" "{labels[plan.sqs_name]}" {{\n{lines}}}\n'
-
-
-def _hcl(name: str, value: str) -> str:
-    typed = _typed(name, value)
-    return _text(value) if isinstance(typed, (str, dict)) else json.dumps(typed)
-
-
-def _text(value: str) -> str:
-    """A quoted template without interpolation."""
-    return json.dumps(value).replace("${", "$${").replace("%{", "%%{")
-
-
-def _typed(name: str, value: str) -> Any:
-    if name in {"RedrivePolicy", "RedriveAllowPolicy", "Policy"}:  # JSON at SQS
-        return json.loads(value)
-    if value.lower() in {"true", "false"}:
-        return value.lower() == "true"
-    return int(value) if value.isdigit() and name != "KmsMasterKeyId" else value
-
-
-def _label(name: str) -> str:
-    """A name of HCL: it begins with no digit and no hyphen."""
-    label = re.sub(r"\W", "_", name)
-    return f"queue_{label}" if label[:1].isdigit() else label
-
-
-def _logical_id(name: str) -> str:
-    """Letters and digits, as CloudFormation takes them."""
-    return "".join(part[:1].upper() + part[1:] for part in re.split(r"[^A-Za-z0-9]+", name)) + "Queue"
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """The names, with numbers behind repeated ones."""
-    seen: dict[str, int] = {}
-    distinct = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        distinct.append(name if seen[name] == 1 else f"{name}{seen[name]}")
-    return distinct
-
-
-FORMATS: Final[dict[str, Callable[[Sequence[QueuePlan]], str]]] = {
+FORMATS: Final[dict[str, Callable[[Stack], str]]] = {
     "cloudformation": cloudformation,
     "terraform": terraform,
 }
@@ -278,7 +183,7 @@ def queues() -> None:
     "--format",
     "template",
     type=click.Choice(list(FORMATS)),
-    help="Print the queues as a template, and make no request.",
+    help="Print queues, alarms and policies of worker and producer as a template; no request is made.",
 )
 @json_option
 @click.pass_context
@@ -306,7 +211,10 @@ def create_queues(
         if reason := why_impossible(plans):
             raise CommandError(reason)
         if template is not None:
-            say(FORMATS[template](plans))
+            stack, notes = _stack(app, context, wanted, plans)
+            say(FORMATS[template](stack))
+            for note in notes:
+                say(f"Note: {note}", err=True)
             return
         results = _create(plans, context, dry_run=dry_run, update=update)
     if as_json:
@@ -318,6 +226,29 @@ def create_queues(
         operands = ["--", *names] if any(name.startswith("-") for name in names) else names
         command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *operands])
         raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
+
+
+def _stack(
+    app: Celery, broker: BrokerContext, names: list[str], plans: list[QueuePlan]
+) -> tuple[Stack, list[str]]:
+    """The contents of a template, and what is to be noted of its policies."""
+    found = AppResources(app, broker, create=False, plans=plans)
+    found.add(names)
+    policies = {str(role): policy_document(role, found.arns, found.aliases) for role in ROLES}
+    notes = list(found.notes)
+    for role, document in policies.items():
+        if (number := _characters(document)) > POLICY_CHARACTERS:
+            notes.append(
+                f"the {role}'s policy has about {number} characters, and IAM takes {POLICY_CHARACTERS}: make "
+                "several templates, each of some queues, which you name"
+            )
+    return Stack(plans, policies, {arn: plan.sqs_name for arn, plan in found.planned.items()}), notes
+
+
+def _characters(document: Mapping[str, Any]) -> int:
+    """The length of a policy, once its accounts are known."""
+    text = json.dumps(document, separators=(",", ":"))
+    return len(text) + text.count(f":{ANY}:") * (ACCOUNT_DIGITS - len(ANY))
 
 
 def _create(

@@ -44,6 +44,7 @@ class QueuePlan:
         dead_letters: SQS's name of its planned dead-letter queue.
         max_receive_count: of its planned redrive policy.
         tags: the queue's.
+        holds_letters: whether it is a dead-letter queue.
     """
 
     name: str
@@ -52,6 +53,7 @@ class QueuePlan:
     dead_letters: str | None = None
     max_receive_count: int | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
+    holds_letters: bool = False
 
 
 def required_max_receive_count(max_retries: Iterable[int | None]) -> int:
@@ -131,7 +133,8 @@ def _letters(name: str, options: Options) -> QueuePlan:
     given = options.sqs_creation_attributes
     encryption = {key: given[key] for key in ENCRYPTION if key in given}
     attributes = {**dead_letter_attributes(name), **encryption}
-    return QueuePlan(name, _name_at_sqs(name, options), attributes, tags=options.queue_tags)
+    sqs_name = _name_at_sqs(name, options)
+    return QueuePlan(name, sqs_name, attributes, tags=options.queue_tags, holds_letters=True)
 
 
 def _name_at_sqs(name: str, options: Options) -> str:

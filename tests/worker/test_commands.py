@@ -43,7 +43,23 @@ def queues_of(sqs, prefix):
     return found
 
 
-def test_the_app_s_queues_are_made_directly_or_by_cloudformation(make_site, sqs, stack):
+@pytest.fixture
+def policy_of(emulator):
+    """`policy_of(role)`: the statements of that role's policy at IAM, by their id."""
+    client = boto3.client("iam", endpoint_url=emulator.url)
+
+    def read(role):
+        (policy,) = [
+            each for each in client.list_policies(Scope="Local")["Policies"] if role in each["PolicyName"]
+        ]
+        version = client.get_policy_version(PolicyArn=policy["Arn"], VersionId=policy["DefaultVersionId"])
+        return {each["Sid"]: each for each in version["PolicyVersion"]["Document"]["Statement"]}
+
+    yield read
+    client.close()
+
+
+def test_the_app_s_queues_are_made_directly_or_by_cloudformation(make_site, sqs, stack, policy_of):
     def config(prefix):
         options = {
             "queue_name_prefix": prefix,
@@ -64,6 +80,13 @@ def test_the_app_s_queues_are_made_directly_or_by_cloudformation(make_site, sqs,
     template = run_celery(by_stack, "sqs", "queues", "create", "--format", "cloudformation", module="letters")
     stack("queues", template.stdout)
     assert queues_of(sqs, "stack-") == queues_of(sqs, "direct-")
+    for role, sid, names in [
+        ("Worker", "Consume", ["own", "own.fifo"]),
+        ("Worker", "DeadLetters", ["own-dead", "own-dead.fifo"]),
+        ("Producer", "Publish", ["own", "own.fifo"]),
+    ]:
+        on = [arn.rpartition(":")[2] for arn in policy_of(role)[sid]["Resource"]]
+        assert on == [f"stack-{name}" for name in names]
     assert queues_of(sqs, "direct-")["own"][1:3] == ("own-dead", 7)
     again = run_celery(direct, "sqs", "queues", "create", module="letters")
     assert (again.returncode, again.stdout.count("as planned")) == (0, 4), again.stdout + again.stderr

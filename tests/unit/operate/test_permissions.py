@@ -15,6 +15,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.operate.permissions import AppResources, names_of, permissions
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.connection_settings import BrokerURL
 
@@ -36,7 +37,9 @@ class AccountSQS(FakeSQS):
         )
 
 
-def resources(queues=("proj",), *, create=False, fail=None, task_queues=None, settings=(), **options):
+def resources(
+    queues=("proj",), *, create=False, fail=None, task_queues=None, settings=(), planned=False, **options
+):
     """Of an app with these queues; each has the attributes that it is given with."""
     app = Celery(set_as_current=False)
     app.conf.update(settings)
@@ -51,9 +54,11 @@ def resources(queues=("proj",), *, create=False, fail=None, task_queues=None, se
     broker.queues = Queues(
         sqs, prefix=parsed.queue_name_prefix, predefined=parsed.predefined_queues, owner=parsed.queue_owner
     )
-    found = AppResources(app, broker, create=create)
+    plans = plan_queues(queues, parsed, {}) if planned else None
+    found = AppResources(app, broker, create=create, plans=plans)
     found.add(names_of(app, broker, []))
     app.close()
+    assert not (planned and sqs.calls)
     return found
 
 
@@ -203,6 +208,40 @@ def test_who_creates_queues_without_tags_needs_not_tag_them(tags):
     assert found.arns["created"] == [arn("proj")]
     assert found.arns["created_letters"] == found.arns["dead_letters"] == [arn("proj-dead")]
     assert found.arns.get("tagged", []) == ([arn("proj"), arn("proj-dead")] if tags else [])
+
+
+def test_planned_queues_need_no_look():
+    found = resources(["proj"], planned=True, **{"sqs-creation-attributes": {"KmsMasterKeyId": "alias/mine"}})
+    assert found.arns == {
+        "queues": [arn("proj", account="*")],
+        "queues_without_url": [arn("proj", account="*")],
+        "dead_letters": [arn("proj-dead", account="*")],
+        "keys": [arn("key/*", "kms", account="*")] * 2,
+        "ages": ["*"],
+    }
+    assert found.aliases == ["alias/mine", "alias/mine"]
+    assert {each: plan.sqs_name for each, plan in found.planned.items()} == {
+        arn("proj", account="*"): "proj",
+        arn("proj-dead", account="*"): "proj-dead",
+    }
+
+
+def test_planned_queues_of_others_are_at_their_place():
+    predefined = {"proj": {"QueueOwnerAWSAccountId": "210987654321", "region": "eu-west-1"}}
+    found = resources(["proj"], planned=True, predefined_queues=predefined)
+    place = {"account": "210987654321", "region": "eu-west-1"}
+    assert found.arns["queues_of_others"] == [arn("proj", **place)]
+    assert found.arns["dead_letters"] == [arn("proj-dead", **place)]
+
+
+def test_a_dead_letter_queue_that_is_not_planned_may_have_a_key():
+    policy = {"deadLetterTargetArn": arn("dead"), "maxReceiveCount": 5}
+    own = resources(["proj"], planned=True, **{"sqs-creation-attributes": {"RedrivePolicy": policy}})
+    assert own.arns["dead_letters"] == [arn("dead")]
+    assert own.notes == [f"the KMS key of dead-letter queue {arn('dead')}, if it has one, is not looked up"]
+    of_option = resources(["own-dead"], planned=True, dead_letter_queue="dead")
+    assert of_option.arns["plain_dead_letters"] == [arn("dead", account="*")]
+    assert list(of_option.planned) == [arn("own-dead", account="*")]
 
 
 def test_the_document_is_on_one_stream_and_the_notes_on_the_other(run_on):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.reference import options_page
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.operate.queues import TERRAFORM
+from celery_sqs_visibility.operate.templates.terraform import TERRAFORM
 from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, Seconds
 from celery_sqs_visibility.policy.options import (
     Options,
