@@ -68,7 +68,9 @@ def test_a_request_asks_for_what_there_is_room_for(prefetch_count, consumed, pol
 
 
 def test_unlimited_has_a_limit():
-    shared = capacity(0)
+    shared = FilledCapacity()  # whose prefetch count Celery has not set
+    shared.add_queue("q")
+    assert shared.handed == 0
     fill(shared, UNLIMITED - UNLIMITED % BATCH_ENTRIES)
     assert asked(shared) == 0
 
@@ -89,6 +91,18 @@ def test_messages_held_and_messages_asked_for_take_room_until_they_are_settled_o
 def test_a_queue_that_is_removed_gives_its_share_to_the_others():
     shared = capacity(8, queues=2)
     shared.remove_queue("another")
+    assert asked(shared) == 8
+
+
+def test_a_queue_that_was_added_twice_has_its_share_until_it_is_removed_twice():
+    shared = capacity(8, queues=0)
+    for name in ("twice", "twice", "q"):
+        shared.add_queue(name)
+    shared.remove_queue("twice")
+    poll = shared.reserve("q")
+    assert poll.messages == 4
+    shared.received(poll, 0)
+    shared.remove_queue("twice")
     assert asked(shared) == 8
 
 
@@ -269,6 +283,17 @@ def test_an_idle_queue_that_waits_in_the_rotation_keeps_no_busy_one_waiting():
     assert served == ["a", "b", "q"], (
         "idle queues are polled in rotation, in their order, and the busy one has the slot"
     )
+
+
+def test_a_queue_that_is_polled_and_lacks_capacity_keeps_no_other_from_its_first_message():
+    shared = capacity(2, slots=2, queues=2)
+    assert asked(shared, "polled") == 1
+    fill(shared, 2)
+    polled, other = shared.wait("polled"), shared.wait("other")
+    assert other.reservation is None
+    shared.release(began=0.0)
+    assert polled.reservation is None
+    assert other.reservation.messages == 1
 
 
 def test_a_poll_that_waits_in_vain_keeps_its_capacity_no_longer_from_a_busy_queue():
@@ -603,9 +628,16 @@ def test_a_busy_queue_shares_with_another_that_is_not_polled_until_that_brings_n
     assert asked(shared, "another") == (6 if busy else BATCH_ENTRIES)
 
 
-def with_turns(**slots):
-    turns = Turns("fair", Options.parse({}).for_queue)
-    return FilledCapacity(slots=lambda: Slots(**slots), turns=turns), turns
+def with_turns(*strict, **slots):
+    """Capacity of queues that have turns: fair ones, or of these in their order."""
+    options = Options.parse({"queues": {name: {} for name in strict}})
+    turns = Turns("strict" if strict else "fair", options.for_queue)
+    turns.slots = lambda: Slots(**slots)
+    shared = FilledCapacity(slots=turns.slots, turns=turns)
+    for queue in strict:
+        turns.add_queue(queue)
+        shared.add_queue(queue)
+    return shared, turns
 
 
 def test_a_run_that_was_acknowledged_when_it_began_has_its_turn_until_it_ends():
@@ -620,14 +652,32 @@ def test_a_run_that_was_acknowledged_when_it_began_has_its_turn_until_it_ends():
 
 def test_what_other_consumers_hold_is_left_out_when_places_are_counted_anew():
     shared, turns = with_turns(number=2, prefetch_count=2)
-    shared.hold(2)
-    other = capacity().hold()
-    of_nobody = capacity().hold()
-    of_nobody[0].consumer = None
+    held, _ = shared.hold(2)
+    (other,) = capacity().hold()
+    (of_nobody,) = capacity().hold()
+    of_nobody.consumer = None
     waiter = shared.wait("q")
-    shared.look(0.0, other + of_nobody)
-    assert (shared.held, turns.held("q")) == (0, 0)
-    assert waiter.reservation.messages == 2
+    shared.look(0.0, [held, other, of_nobody])
+    assert (shared.held, turns.held("q")) == (1, 1)
+    assert waiter.reservation.messages == 1
+
+
+def test_queues_that_may_overtake_another_are_not_in_its_rotation():
+    shared, _ = with_turns("first", "second", "last", number=1, prefetch_count=1)
+    assert shared.reserve("last").wait == WAIT_TIME_SECONDS
+
+
+def test_a_queue_with_enough_ahead_keeps_none_waiting_that_it_may_overtake():
+    shared, _ = with_turns("polled", "polled too", "first", "last", number=2, prefetch_count=2)
+    shared.hold(queue="first")  # that is enough of long tasks
+    for queue in ("polled", "polled too"):
+        assert asked(shared, queue) == 1
+    (task,) = shared.hold(queue="polled")
+    first, last = shared.wait("first"), shared.wait("last")
+    assert last.reservation is None
+    shared.release(task, began=0.0)
+    assert first.reservation is None
+    assert last.reservation.messages == 1
 
 
 def test_what_changes_for_one_queue_is_not_looked_at_for_all_that_wait():

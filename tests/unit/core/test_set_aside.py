@@ -87,6 +87,7 @@ def test_what_is_set_aside_has_place_again_unless_more_is_held_than_may_be():
 def test_only_so_many_are_set_aside_at_once(monkeypatch, counted_anew):
     monkeypatch.setattr(module, "MAX_ASIDE", 2)
     world = World("q")
+    world.capacity.prefetch_count = 1
     deliveries = [world.delivery(handle) for handle in "abc"]
     for delivery in deliveries:
         delivery.consumer = SimpleNamespace(capacity=world.capacity)
