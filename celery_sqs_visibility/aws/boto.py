@@ -181,6 +181,9 @@ class BotoSQS(SQS):
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
         self._call("TagQueue", {"QueueUrl": queue_url, "Tags": dict(tags)}, bool)
 
+    def untag_queue(self, queue_url: str, keys: Sequence[str]) -> None:
+        self._call("UntagQueue", {"QueueUrl": queue_url, "TagKeys": list(keys)}, bool)
+
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
         params = _set(
             SourceArn=source_arn, DestinationArn=destination_arn, MaxNumberOfMessagesPerSecond=per_second

@@ -272,6 +272,12 @@ class FakeSQS(SQS):
         with self._call("TagQueue", queue_url=queue_url, tags=dict(tags)):
             self._queue("TagQueue", queue_url).tags.update(tags)
 
+    def untag_queue(self, queue_url: str, keys: Sequence[str]) -> None:
+        with self._call("UntagQueue", queue_url=queue_url, keys=list(keys)):
+            tags = self._queue("UntagQueue", queue_url).tags
+            for key in keys:
+                tags.pop(key, None)
+
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
         """StartMessageMoveTask. The task completes at once."""
         action = "StartMessageMoveTask"

@@ -227,6 +227,10 @@ class SQS(Protocol):
         """TagQueue: adds tags, and replaces those with the same keys."""
         ...
 
+    def untag_queue(self, queue_url: str, keys: Sequence[str]) -> None:
+        """UntagQueue: removes the tags with these keys, as far as there are any."""
+        ...
+
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
         """StartMessageMoveTask from a dead-letter queue, at 1 to 500 messages a second or SQS's own pace."""
         ...

@@ -82,6 +82,8 @@ class QueueConsumer:
         if turns is not None:
             turns.attach(buffer, capacity.slots)
         self._receive = receive
+        # Where commands pause queues. A queue that was just created has no tag.
+        self._reads_tags = pauses is not None and self.options.remote_control
         self._pauses = pauses or Pauses(clock)
         self._consumers = consumers
         # Without a reference to this consumer, which would keep its context through the capacity.
@@ -129,6 +131,7 @@ class QueueConsumer:
             self._after_last_poll,
             self._pauses,
             self._after_poll,
+            reads_tag=self._reads_tags and queue.origin != "created",
         )
         if self._turns is not None:
             with self._pump.lock:

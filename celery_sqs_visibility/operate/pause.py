@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
 from celery import Celery
 
+from celery_sqs_visibility.aws.kept_pauses import end_kept_pause, keep_pause
+from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
     CONTROL_IS_OFF,
+    PASSING,
     CommandError,
+    NotPermittedError,
     UnavailableCommandError,
     app_of,
     ask,
@@ -23,7 +29,10 @@ from celery_sqs_visibility.operate.invocation import (
     say,
     show_json,
     timeout_option,
+    with_retries,
 )
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,6 +63,7 @@ nodes_option: Callable[[F], F] = click.option(
     metavar="DURATION",
     help="End by itself after 90s, 10m, 1h30m. By default: never.",
 )
+@click.option("--keep", is_flag=True, help="Tag the queue, so that workers which start are paused, too.")
 @nodes_option
 @timeout_option
 @json_option
@@ -65,18 +75,25 @@ def pause(
     nodes: tuple[str, ...],
     timeout: float,
     *,
+    keep: bool,
     as_json: bool,
 ) -> None:
     """Stop workers from polling QUEUE.
 
     Tasks that run go on. Tasks that wait in a worker go back to the queue, for other workers or for later,
-    which costs each an attempt. Workers that start meanwhile are not paused, and a worker that starts anew
-    has forgotten it.
+    which costs each an attempt. A worker that starts meanwhile is not paused unless you --keep the pause.
     """
-    answers = _tell(app_of(ctx), "sqs_pause", queue, nodes, timeout, seconds=seconds)
-    _show(queue, answers, _paused, as_json=as_json)
+    if keep and nodes:
+        raise click.UsageError("--keep pauses all workers: leave out --destination")
+    app = app_of(ctx)
+    with _controlled(app) as broker:
+        if keep:  # first: a worker that starts now reads the tag, or gets the command
+            until = math.inf if seconds is None else SYSTEM_CLOCK.wall() + seconds
+            with_retries(lambda: keep_pause(broker.queues.find(queue), until), PASSING)
+        answers = ask(app, "sqs_pause", timeout, nodes, queue=queue, seconds=seconds, kept=keep)
+    _show(queue, answers, _paused, timeout, kept=keep, as_json=as_json)
     if not as_json:
-        say("Workers that start from now on are not paused.")
+        say(f"Workers that start from now on are {'paused, too' if keep else 'not paused: use --keep'}.")
 
 
 @click.command()
@@ -86,24 +103,35 @@ def pause(
 @json_option
 @click.pass_context
 def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
-    """Let workers poll QUEUE again. Harmless where it is not paused."""
-    answers = _tell(app_of(ctx), "sqs_resume", queue, nodes, timeout)
-    _show(queue, answers, _resumed, as_json=as_json)
+    """Let workers poll QUEUE again, also those that start. Harmless where it is not paused.
+
+    With --destination a kept pause goes on for workers that start.
+    """
+    app, kept, denied = app_of(ctx), False, None
+    with _controlled(app) as broker:
+        try:
+            if not nodes:
+                kept = with_retries(lambda: end_kept_pause(broker.queues.find(queue)), PASSING)
+        except QueueDoesNotExistError:
+            pass  # the workers' answers name those that they consume
+        except AccessDeniedError as error:
+            denied = error
+        answers = ask(app, "sqs_resume", timeout, nodes, queue=queue)
+    if answers or denied is None:
+        _show(queue, answers, _resumed, timeout, kept=kept, as_json=as_json)
+    if denied is not None:
+        sentence = f"a pause of queue {queue!r} that was kept goes on for workers that start: {denied}"
+        raise NotPermittedError(sentence)
+    if kept and not as_json:
+        say("Workers that start from now on are not paused.")
 
 
-def _tell(
-    app: Celery, command: str, queue: str, nodes: tuple[str, ...], timeout: float, **arguments: Any
-) -> dict[str, Any]:
-    """Send a command. Returns the answers of the workers, at least one of which consumes the queue."""
-    with broker_of(app):
+@contextmanager
+def _controlled(app: Celery) -> Iterator[BrokerContext]:
+    with broker_of(app) as broker:
         if not is_controlled(app):
             raise UnavailableCommandError(CONTROL_IS_OFF)
-        answers = ask(app, command, timeout, nodes, queue=queue, **arguments)
-    if not answers:
-        raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
-    if all("error" in answer for answer in answers.values()):
-        raise CommandError(_refusal(queue, answers))
-    return answers
+        yield broker
 
 
 def _refusal(queue: str, answers: Mapping[str, Any]) -> str:
@@ -121,15 +149,28 @@ def _show(
     queue: str,
     answers: Mapping[str, Any],
     sentence: Callable[[Mapping[str, Any]], str],
+    timeout: float,
     *,
+    kept: bool,
     as_json: bool,
 ) -> None:
+    """Print the answers of the workers that consume the queue.
+
+    Raises:
+        CommandError: there are none, and no tag was changed, so nothing was done.
+    """
+    if not kept and not answers:
+        raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
+    if not kept and all("error" in answer for answer in answers.values()):
+        raise CommandError(_refusal(queue, answers))
     if as_json:
-        show_json({"queue": queue, "workers": answers})
+        show_json({"queue": queue, "kept": kept, "workers": answers})
         return
     for node, answer in answers.items():
-        outcome = f"not done: {answer['error']}" if "error" in answer else sentence(answer["ok"])
-        say(f"{node}: {outcome}")
+        if "error" not in answer:
+            say(f"{node}: {sentence(answer['ok'])}")
+        elif "queues" not in answer:  # else it does not consume the queue
+            say(f"{node}: not done: {answer['error']}")
 
 
 def _paused(condition: Mapping[str, Any]) -> str:

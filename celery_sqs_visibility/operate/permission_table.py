@@ -21,6 +21,7 @@ CHANGE_VISIBILITY: Final = "sqs:ChangeMessageVisibility"
 SEND: Final = "sqs:SendMessage"
 GET_ATTRIBUTES: Final = "sqs:GetQueueAttributes"
 LIST_QUEUES: Final = "sqs:ListQueues"
+LIST_TAGS: Final = "sqs:ListQueueTags"
 GENERATE_DATA_KEY: Final = "kms:GenerateDataKey"
 DECRYPT: Final = "kms:Decrypt"
 
@@ -77,6 +78,7 @@ PERMISSIONS: Final = (
         "queues_of_others",
         BOTH | OPERATOR,
     ),
+    Statement("ReadPauses", (LIST_TAGS,), "the queue", "paused", WORKER),
     Statement("DeadLetters", (SEND,), "the dead-letter queue", "dead_letters", WORKER),
     Statement(
         "PlainDeadLetters",
@@ -160,9 +162,7 @@ PERMISSIONS: Final = (
         "control_queues",
         WORKER | OPERATOR,
     ),
-    Statement(
-        "SweepControl", ("sqs:ListQueueTags",), "`celery-control-*`", "control_queues", WORKER | OPERATOR
-    ),
+    Statement("SweepControl", (LIST_TAGS,), "`celery-control-*`", "control_queues", WORKER | OPERATOR),
     Statement("SeeMonitors", ("sqs:GetQueueAttributes",), "`celery-control-*`", "control_queues", WORKER),
     Statement("ListControl", (LIST_QUEUES,), "`*`", "lists", WORKER | OPERATOR),
     Statement("TellMonitors", ("sqs:SendMessage",), "`celery-control-celeryev-*`", "monitors", PRODUCER),
@@ -175,6 +175,7 @@ PERMISSIONS: Final = (
         WORKER,
     ),
     # Of operators alone; docs/permissions.md lists them by command.
+    Statement("KeepPauses", (LIST_TAGS, "sqs:TagQueue", "sqs:UntagQueue"), "the queue", "paused", OPERATOR),
     Statement("CountAndSendBack", (GET_ATTRIBUTES, SEND), "the queue", "queues", OPERATOR),
     Statement("HandleDeadLetters", HANDLE, "the dead-letter queue", "dead_letters", OPERATOR),
     Statement("HandlePlainDeadLetters", HANDLE, "the dead-letter queue", "plain_dead_letters", OPERATOR),

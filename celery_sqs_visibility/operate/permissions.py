@@ -218,6 +218,7 @@ class AppResources:
         if options.remote_control:
             self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
             self.arns["lists"].append(ANY)  # SQS knows no prefix there
+            self.arns["paused"] += self.arns["queues"]
             if self._app.conf.task_send_sent_event:
                 monitors = exchange_prefix(options.whole_control_prefix, self._app.conf.event_exchange)
                 self.arns["monitors"].append(self._arn("sqs", f"{monitors}*"))

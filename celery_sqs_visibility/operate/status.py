@@ -301,4 +301,6 @@ def _worker_row(node: str, answer: Mapping[str, Any]) -> list[Any]:
 
 def _paused(name: str, queue: Mapping[str, Any]) -> str:
     left = queue["seconds_left"]
-    return name if left is None else f"{name} ({duration_text(left)} left)"
+    said = [f"{duration_text(left)} left"] if left is not None else []
+    said += ["kept"] if queue.get("kept") else []
+    return f"{name} ({', '.join(said)})" if said else name

@@ -35,18 +35,21 @@ MAX_HELD: Final = 200
 
 
 @control_command(args=[("queue", str), ("seconds", float)], signature="<queue> [seconds]")
-def sqs_pause(state: Any, queue: str, seconds: float | None = None, **_: Any) -> dict[str, Any]:
+def sqs_pause(
+    state: Any, queue: str, seconds: float | None = None, *, kept: bool = False, **_: Any
+) -> dict[str, Any]:
     """Poll a queue no more, and give back what waits; for good, or for some seconds."""
     context = _context(state)
     if refusal := _refusal(context, queue):
         return refusal
     before = _conditions(context)[queue]
-    context.receiving.pauses.pause(queue, math.inf if seconds is None else float(seconds))
+    context.receiving.pauses.pause(queue, math.inf if seconds is None else float(seconds), kept=kept)
     consumers = _consumers(context)
     for each in consumers:
         each.notice_pause(queue)
     how_long = "until it is resumed" if seconds is None else f"for {float(seconds):g} s"
-    logger.info("queue %r is paused %s; a worker that starts meanwhile polls it", queue, how_long)
+    others = "does not poll it either" if kept else "polls it"
+    logger.info("queue %r is paused %s; a worker that starts meanwhile %s", queue, how_long, others)
     if start_thread(_give_back, f"sqs-pause-{queue}", consumers, queue) is None:
         return {
             "error": "no thread could be started that gives back waiting messages; the queue is paused all "
@@ -165,8 +168,12 @@ def _conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
 
 
 def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:
-    left = context.receiving.pauses.seconds_left(queue)
-    return {"paused": left > 0, "seconds_left": round(left, 1) if 0 < left < math.inf else None}
+    pause, left = context.receiving.pauses.get(queue), context.receiving.pauses.seconds_left(queue)
+    return {
+        "paused": left > 0,
+        "seconds_left": round(left, 1) if 0 < left < math.inf else None,
+        "kept": pause is not None and pause.kept,
+    }
 
 
 def _give_back(consumers: list[QueueConsumer], queue: str) -> None:

@@ -279,9 +279,12 @@ def test_queues_are_listed_by_prefix_over_all_pages(sqs, monkeypatch):
     assert sqs.list_queues(unique()) == []
 
 
-def test_tags_are_added_and_replaced(sqs):
+def test_tags_are_added_replaced_and_removed(sqs):
     url = sqs.create_queue(unique(), {}, {"a": "1", "b": "2"})
     sqs.tag_queue(url, {"b": "3", "c": "4"})
     assert sqs.queue_tags(url) == {"a": "1", "b": "3", "c": "4"}
-    with pytest.raises(QueueDoesNotExistError):
-        sqs.tag_queue(url + "-missing", {"a": "1"})
+    sqs.untag_queue(url, ["a", "c", "there is none"])
+    assert sqs.queue_tags(url) == {"b": "3"}
+    for request in (lambda url: sqs.tag_queue(url, {"a": "1"}), lambda url: sqs.untag_queue(url, ["a"])):
+        with pytest.raises(QueueDoesNotExistError):
+            request(url + "-missing")

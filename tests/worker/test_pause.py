@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from support.processes import SOON, wait_until
+from support.worker import WorkerProcess
 
 from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.invocation import ask
@@ -49,9 +50,13 @@ def answers(site, *args):
     return json.loads(result.stdout)["workers"]
 
 
-def condition(site):
-    """The queue's, in the first worker."""
-    return ask(site.app, "sqs_queues", SOON, [FIRST])[FIRST]["queues"][site.queue]
+def condition(site, node=FIRST):
+    """The queue's, in that worker."""
+    return ask(site.app, "sqs_queues", SOON, [node])[node]["queues"][site.queue]
+
+
+def polls_of(site):
+    return site.proxy.calls("ReceiveMessage", queue=site.queue)
 
 
 @pytest.mark.own_pool
@@ -88,7 +93,7 @@ def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site
     wait_until(lambda: condition(site).items() >= told.items(), SOON, "the main process to hear of all")
     (answer,) = answers(site, "pause", site.queue, "--for", f"{PAUSE_SECONDS}s", *TO_FIRST).values()
     assert 0 < answer["ok"].pop("seconds_left") <= PAUSE_SECONDS
-    assert answer["ok"] == {"paused": True, **told}
+    assert answer["ok"] == {"paused": True, "kept": False, **told}
     wait_until(lambda: site.counts() == (3, 1), PAUSE_SECONDS, lambda: str(site.counts()))
     end.touch()
     site.diary.wait_for("done", key="running")
@@ -112,6 +117,32 @@ def test_one_worker_of_two_is_paused_and_an_unknown_queue_has_a_nearest(site):
     assert paused == {FIRST: True, second: False}
     paused_queue = f"{site.queue}\n"  # at the end of a worker's row; the command waits for a second
     wait_until(lambda: paused_queue in sqs(site, "status").output, SOON, "the status to show the pause")
+
+
+@pytest.mark.parametrize("end", [WorkerProcess.terminate, WorkerProcess.kill])
+def test_a_worker_that_starts_under_a_kept_pause_polls_nothing(site, end):
+    second = FIRST.replace("1", "2", 1)
+    worker = start(site)
+    kept = sqs(site, "pause", site.queue, "--keep")
+    assert kept.exit_code == 0, kept.output + worker.log
+    assert "start from now on are paused, too" in kept.output
+    wait_until(lambda: condition(site)["kept"], SOON, lambda: worker.log)
+    end(worker)
+    worker.wait_exit()
+    polls = len(polls_of(site))
+    worker = start(site, second)
+    worker.wait_for_log("is paused by its tag")
+    told = {"paused": True, "seconds_left": None, "kept": True}
+    assert condition(site, second).items() >= told.items()
+    assert f"{site.queue} (kept)" in sqs(site, "status", "-t", "5").output
+    site.send("quick", "a")
+    until = time.monotonic() + POLL_SECONDS  # of a poll that would have begun
+    wait_until(lambda: time.monotonic() >= until and site.counts() == (1, 0), SOON, "it to stay there")
+    assert len(polls_of(site)) == polls
+    resumed = sqs(site, "resume", site.queue)
+    assert (resumed.exit_code, site.sqs.list_queue_tags(QueueUrl=site.url).get("Tags", {})) == (0, {})
+    (started,) = site.diary.wait_for("started", key="a")
+    assert started["sqs"]["receive_count"] == 1
 
 
 def test_nobody_answers(site):

@@ -2,39 +2,104 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from dataclasses import dataclass
+from typing import Final
 
+from celery_sqs_visibility.aws.kept_pauses import kept_until
+from celery_sqs_visibility.aws.queues import Queue
+from celery_sqs_visibility.errors import (
+    AccessDeniedError,
+    RequestRefusedError,
+    ThrottledError,
+    UnrecognizedResponseError,
+)
+from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+
+logger = logging.getLogger(__name__)
+
+#: So often a throttled request for a queue's tags is repeated, which takes about ten seconds. All workers of
+#: an account together may make 30 requests about tags a second, and a large fleet starts at once.
+THROTTLED_TRIES: Final = 10
+
+#: Errors after which the queue is polled as if no pause were kept. After others a poll would fail, too.
+UNREADABLE: Final = (AccessDeniedError, RequestRefusedError, ThrottledError, UnrecognizedResponseError)
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The monotonic instants of a pause; `until` is infinity if it has no end."""
+    """The monotonic instants of a pause; `until` is infinity if it has no end.
+
+    `kept` says whether workers that start meanwhile are paused, too.
+    """
 
     began: float
     until: float
+    kept: bool = False
 
 
 class Pauses:
     """Paused queues, by Celery's names. One for each process: a pause outlasts a connection.
 
-    Any thread, without a lock: each method reads or writes the table once. A pause that is over counts as
-    none.
+    Any thread. A pause that is over counts as none.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
+        self._lock = threading.Lock()  # guards writes: looking up a key is atomic
         self._pauses: dict[str, Pause] = {}
+        self._said_unreadable = False
 
-    def pause(self, queue: str, seconds: float = math.inf) -> None:
+    def pause(self, queue: str, seconds: float = math.inf, *, kept: bool = False) -> None:
         """Pause the queue from now on, for `seconds`, instead of any pause that it has."""
-        now = self._clock.monotonic()
-        self._pauses[queue] = Pause(now, now + seconds)
+        with self._lock:
+            self._pauses[queue] = self._pause_for(seconds, kept=kept)
 
     def resume(self, queue: str) -> None:
-        """End the queue's pause, if it has one."""
-        self._pauses.pop(queue, None)
+        """End the queue's pause, if it has one. A tag that is being read no longer counts."""
+        with self._lock:
+            self._pauses[queue] = self._pause_for(0.0)
+
+    def read_tag(self, queue: Queue, failures: int) -> None:
+        """Begin the pause that the queue's tag keeps, unless a command pauses or resumes the queue meanwhile.
+
+        Makes a request. Where the tag cannot be read, the queue is not paused, and the log says so once.
+        `failures` is how many requests have failed before.
+
+        Raises:
+            SQSError: SQS does not answer now: ask again.
+        """
+        before = self._pauses.get(queue.name)
+        try:
+            until = kept_until(queue)
+        except UNREADABLE as error:
+            if isinstance(error, ThrottledError) and failures < THROTTLED_TRIES:
+                raise
+            if not self._said_unreadable:
+                self._said_unreadable = True
+                log_safely(
+                    logger.warning,
+                    "cannot read the tags of queue %r, so this worker polls it even if `celery sqs pause "
+                    "--keep` has paused it: %s",
+                    queue.name,
+                    error,
+                )
+            return
+        seconds = 0.0 if until is None else until - self._clock.wall()
+        if seconds <= 0 or self.get(queue.name) is not None:
+            return
+        with self._lock:
+            if self._pauses.get(queue.name) is not before:
+                return
+            self._pauses[queue.name] = self._pause_for(seconds, kept=True)
+        log_safely(logger.info, "queue %r is paused by its tag: `celery sqs resume` ends that", queue.name)
+
+    def _pause_for(self, seconds: float, *, kept: bool = False) -> Pause:
+        now = self._clock.monotonic()
+        return Pause(now, now + seconds, kept)
 
     def get(self, queue: str) -> Pause | None:
         """The queue's pause, if it has one now."""

@@ -62,6 +62,7 @@ class Receiver:
         pump: its threads poll.
         stopped: called after `stop`, once only polls that hang are in flight.
         pauses: queues that are not polled for now; call `wake` after a change.
+        reads_tag: whether the first poll reads the queue's tag, which may keep a pause.
         after_poll: called after `arrived`, when the messages are held.
     """
 
@@ -77,6 +78,8 @@ class Receiver:
         stopped: Callable[[Queue], None] = lambda _queue: None,
         pauses: Pauses | None = None,
         after_poll: Callable[[Queue, float], None] = lambda _queue, _now: None,
+        *,
+        reads_tag: bool = False,
     ) -> None:
         self.queue = queue
         self._options = replace(receive, visibility_timeout=options.visibility_timeout)
@@ -85,6 +88,7 @@ class Receiver:
         self._stopped = stopped
         self._after_poll = after_poll
         self._pauses = pauses or Pauses(clock)
+        self._reads_tag = reads_tag
         self._outage = Outage(logger, "receive from SQS", queue.name, clock)
         self.lane: Lane[tuple[Poll]] = pump.lane(f"polls {queue.name!r}", MAX_POLLS, self, math.inf)
         self._lock: threading.Lock = pump.lock
@@ -193,6 +197,8 @@ class Receiver:
         options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
         messages: list[ReceivedMessage] = []
         try:
+            if self._is_paused_by_tag():
+                return BatchResult({})
             messages = self.queue.sqs.receive(self.queue.url, poll.reservation.messages, poll.wait, options)
         except SQSError as error:
             self._fail(poll, error)
@@ -206,6 +212,19 @@ class Receiver:
                     self._polls.taken(poll, now)
                 self._after_poll(self.queue, now)
         return BatchResult({})
+
+    def _is_paused_by_tag(self) -> bool:
+        """Read the tag before the first poll, on its thread: the worker's start does not wait for it.
+
+        Raises:
+            SQSError: SQS does not answer now. So the poll fails, and the next one asks again.
+        """
+        if not self._reads_tag:
+            return False
+        self._pauses.read_tag(self.queue, self._polls.failures)
+        self._reads_tag = False
+        self.wake()
+        return self._pauses.get(self.queue.name) is not None
 
     def conclude(self, batch: tuple[Poll], _since: float, failed: Mapping[int, SQSError]) -> None:
         """End the poll, whose thread may have died or met a bug."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from support import factories
@@ -11,9 +12,11 @@ from support.factories import counts
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.kept_pauses import end_kept_pause, keep_pause
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.core.turns import Turns
-from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.delivery.receive.pauses import THROTTLED_TRIES, Pauses
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.options import Options
@@ -220,3 +223,138 @@ def test_a_paused_queue_that_comes_first_leaves_its_turn_to_others(make, own):
     resume(world, high)  # it is polled at once, and not after its interval
     wait_until(lambda: arrived(world, 3), SOON, "the message that stayed")
     assert world.bodies() == ["a", "c", "b"]
+
+
+@pytest.fixture
+def tagged(make):
+    """A worker that is about to consume a queue whose pause is kept for so many seconds."""
+
+    def start(seconds=math.inf, **options):
+        world = make(clock=SYSTEM_CLOCK, sqs=FakeSQS(SYSTEM_CLOCK), remote_control=True, polling_interval=0)
+        worlds.append((world, world.queue()))
+        _, queue = worlds[-1]
+        keep_pause(queue, SYSTEM_CLOCK.wall() + seconds)
+        factories.send(queue, "a")
+        return worlds[-1]
+
+    worlds = []
+    yield start
+    for world, queue in worlds:
+        world.consumer.stop_polling()
+        world.sqs.delete_queue(queue.url)
+
+
+def actions(world):
+    return [action for action, _ in world.sqs.calls if action in {"ListQueueTags", "ReceiveMessage"}]
+
+
+def resting(world, queue):
+    """It has ended its polls."""
+    return world.pauses.get(queue.name) is not None and not polls(world, queue)
+
+
+def test_a_worker_that_starts_under_a_kept_pause_polls_nothing_until_it_is_resumed(tagged, caplog):
+    caplog.set_level("INFO")
+    world, queue = tagged()
+    world.consume(queue)
+    wait_until(lambda: resting(world, queue), SOON, "the tag to be read")
+    assert actions(world) == ["ListQueueTags"]
+    assert world.pauses.get(queue.name).kept
+    assert "is paused by its tag" in caplog.text
+    (facts,) = world.consumer.polling_facts(SYSTEM_CLOCK.monotonic() + 3600)
+    assert facts == PollingFacts(queue.name, paused=True, accepted=False), "and is not late"
+    end_kept_pause(queue)
+    resume(world, queue)
+    wait_until(lambda: arrived(world, 1), SOON, "the message")
+    assert actions(world).count("ListQueueTags") == 2, "the other was that of the command"
+
+
+def test_a_kept_pause_ends_at_the_time_of_its_tag(tagged):
+    world, queue = tagged(1)
+    world.consume(queue)
+    wait_until(lambda: arrived(world, 1), SOON, "the message")
+    over, queue = tagged(-60)
+    over.consume(queue)
+    wait_until(lambda: arrived(over, 1), SOON, "the message")
+    assert over.pauses.get(queue.name) is None
+
+
+def test_tags_are_read_by_workers_with_remote_control_alone_and_not_of_queues_they_made(make):
+    world = make()
+    world.deliveries(world.queue(), "a")
+    assert "ListQueueTags" not in actions(world)
+    world = make(remote_control=True)
+    world.deliveries(replace(world.queue("made"), origin="created"), "a")
+    assert "ListQueueTags" not in actions(world)
+
+
+def test_without_permission_to_read_tags_all_queues_are_polled_and_the_log_says_it_once(make, caplog):
+    world = make(remote_control=True)
+    for number, name in enumerate("ab", 1):
+        world.sqs.fail_next("ListQueueTags", AccessDeniedError("not allowed: sqs:ListQueueTags"))
+        world.consume(world.queue(name), name)
+        wait_until(lambda number=number: arrived(world, number), SOON, "its message")
+    assert caplog.text.count("not allowed: sqs:ListQueueTags") == 1
+    assert "cannot read the tags of queue 'a', so this worker polls it even if" in caplog.text
+
+
+@pytest.fixture
+def pauses():
+    return Pauses(FakeClock())
+
+
+@pytest.fixture
+def throttled(pauses):
+    """A queue with a tag, whose next request for it is throttled."""
+    queue = factories.sqs_queue("q", FakeSQS(FakeClock()))
+    keep_pause(queue, math.inf)
+    queue.sqs.fail_next("ListQueueTags", ThrottledError("rate exceeded"))
+    return queue
+
+
+def test_a_throttled_tag_is_read_again_before_the_queue_is_polled(pauses, throttled, caplog):
+    with pytest.raises(ThrottledError):
+        pauses.read_tag(throttled, THROTTLED_TRIES - 1)
+    pauses.read_tag(throttled, THROTTLED_TRIES - 1)
+    assert pauses.get("q").kept
+    assert not [record for record in caplog.records if record.levelname != "INFO"]
+
+
+def test_a_tag_that_is_throttled_for_long_keeps_no_queue_from_being_polled(pauses, throttled, caplog):
+    pauses.read_tag(throttled, THROTTLED_TRIES)
+    assert pauses.get("q") is None
+    assert "rate exceeded" in caplog.text
+
+
+def test_while_sqs_does_not_answer_the_tag_is_asked_for_again(pauses, throttled):
+    with pytest.raises(ThrottledError):
+        pauses.read_tag(throttled, 0)
+    throttled.sqs.fail_next("ListQueueTags", UnavailableError("no answer"))
+    with pytest.raises(UnavailableError):
+        pauses.read_tag(throttled, 10 * THROTTLED_TRIES)
+
+
+@pytest.mark.parametrize("command", [Pauses.resume, Pauses.pause])
+def test_a_command_that_comes_while_the_tag_is_read_counts(pauses, command):
+    class Late(FakeSQS):
+        def queue_tags(self, queue_url):
+            tags = super().queue_tags(queue_url)
+            command(pauses, "q")
+            return tags
+
+    queue = factories.sqs_queue("q", Late(FakeClock()))
+    keep_pause(queue, math.inf)
+    pauses.read_tag(queue, 0)
+    pause = pauses.get("q")
+    assert pause is None if command is Pauses.resume else not pause.kept
+
+
+def test_a_command_before_counts_while_its_pause_lasts(pauses):
+    queue = factories.sqs_queue("q", FakeSQS(FakeClock()))
+    keep_pause(queue, math.inf)
+    pauses.pause("q", 60)
+    pauses.read_tag(queue, 0)
+    assert pauses.seconds_left("q") == 60
+    pauses.resume("q")
+    pauses.read_tag(queue, 0)
+    assert pauses.seconds_left("q") == math.inf

@@ -7,22 +7,102 @@ import json
 import pytest
 
 from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.kept_pauses import PAUSE_TAG
+from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.operate import pause as module
 from celery_sqs_visibility.operate.pause import pause, resume
 
 OLD = {"w@h": {"error": "unknown command 'sqs_resume'"}}
 
 
-@pytest.fixture
-def resumed(run_on, monkeypatch):
-    """Run `resume` where workers answer so."""
+ELSEWHERE = {"v@h": {"error": "consumes 'orders', and not 'mail'", "queues": ["orders"]}}
+PAUSED = {"w@h": {"ok": {"seconds_left": None, "held": 3, "running": 1}}}
 
-    def run(answers, *args):
-        monkeypatch.setattr(module, "ask", lambda *_, **__: answers)
-        options = {"remote_control": True}
-        return run_on(FakeSQS(), resume, "mail", *args, broker_transport_options=options)
+
+@pytest.fixture
+def told(run_on, monkeypatch):
+    """Run a command where workers answer so; `told.arguments` are those that they get."""
+
+    def run(sqs, command, answers, *args):
+        def ask(_app, _command, _timeout, _nodes, **arguments):
+            run.arguments = arguments
+            return answers
+
+        monkeypatch.setattr(module, "ask", ask)
+        return run_on(sqs, command, "mail", *args, broker_transport_options={"remote_control": True})
 
     return run
+
+
+@pytest.fixture
+def resumed(told):
+    """Run `resume` where workers answer so."""
+    return lambda answers, *args: told(FakeSQS(), resume, answers, *args)
+
+
+@pytest.fixture
+def sqs():
+    sqs = FakeSQS()
+    sqs.url = sqs.create_queue("mail", {}, {})
+    return sqs
+
+
+def test_a_kept_pause_is_a_tag_until_it_is_resumed(told, sqs):
+    kept = told(sqs, pause, PAUSED, "--keep")
+    assert kept.stdout == (
+        "w@h: paused until it is resumed; 1 running, 2 given back\n"
+        "Workers that start from now on are paused, too.\n"
+    )
+    assert told.arguments == {"queue": "mail", "seconds": None, "kept": True}
+    assert sqs.queue_tags(sqs.url) == {PAUSE_TAG: "resumed"}
+    resumed = told(sqs, resume, {"w@h": {"ok": {"was_paused": True}}})
+    assert resumed.stdout == "w@h: resumed\nWorkers that start from now on are not paused.\n"
+    assert sqs.queue_tags(sqs.url) == {}
+
+
+def test_a_pause_is_kept_and_resumed_while_no_worker_consumes_the_queue(told, sqs):
+    for answers in ({}, ELSEWHERE):
+        kept = told(sqs, pause, answers, "--keep", "--for", "10m", "--json")
+        assert (kept.exit_code, json.loads(kept.stdout)["kept"]) == (0, True)
+        assert sqs.queue_tags(sqs.url)[PAUSE_TAG].endswith("Z")
+        assert told(sqs, resume, answers).exit_code == 0
+        assert told(sqs, resume, answers).exit_code == (1 if answers else 69), "there is no tag any more"
+
+
+def test_workers_that_do_not_consume_the_queue_are_in_the_json_alone(told, sqs):
+    done = told(sqs, pause, {**PAUSED, **ELSEWHERE})
+    assert done.stdout == (
+        "w@h: paused until it is resumed; 1 running, 2 given back\n"
+        "Workers that start from now on are not paused: use --keep.\n"
+    )
+    assert set(json.loads(told(sqs, pause, {**PAUSED, **ELSEWHERE}, "--json").stdout)["workers"]) == {
+        "v@h",
+        "w@h",
+    }
+    failed = told(sqs, pause, {**PAUSED, "u@h": {"error": "no thread could be started"}})
+    assert "u@h: not done: no thread could be started" in failed.stdout
+
+
+def test_one_worker_is_resumed_while_the_tag_stays(told, sqs):
+    told(sqs, pause, PAUSED, "--keep")
+    assert told(sqs, resume, {"w@h": {"ok": {"was_paused": True}}}, "-d", "w@h").stdout == "w@h: resumed\n"
+    assert PAUSE_TAG in sqs.queue_tags(sqs.url)
+    refused = told(sqs, pause, PAUSED, "--keep", "-d", "w@h")
+    assert (refused.exit_code, "leave out --destination" in refused.stderr) == (2, True)
+
+
+def test_without_permission_nothing_is_paused_and_workers_are_resumed(told, sqs):
+    told.arguments = None
+    sqs.fail_next("TagQueue", AccessDeniedError("not allowed: sqs:TagQueue"))
+    done = told(sqs, pause, PAUSED, "--keep")
+    assert (done.exit_code, done.stdout, told.arguments) == (77, "", None)
+    for answers, shown in (({"w@h": {"ok": {"was_paused": True}}}, "w@h: resumed\n"), ({}, "")):
+        sqs.fail_next("ListQueueTags", AccessDeniedError("not allowed: sqs:ListQueueTags"))
+        done = told(sqs, resume, answers)
+        assert (done.exit_code, done.stdout) == (77, shown)
+        assert (
+            "a pause of queue 'mail' that was kept goes on for workers that start: not allowed" in done.stderr
+        )
 
 
 @pytest.mark.parametrize(("time", "words"), [("0s", "a duration of more than 0 s"), ("soon", "10m")])
@@ -39,7 +119,8 @@ def test_without_remote_control_a_sentence_says_what_to_set(run_on, command):
 
 def test_programs_get_the_workers_answers(resumed):
     answers = {"w@h": {"ok": {"was_paused": True}}}
-    assert json.loads(resumed(answers, "--json").stdout) == {"queue": "mail", "workers": answers}
+    shown = json.loads(resumed(answers, "--json").stdout)
+    assert shown == {"queue": "mail", "kept": False, "workers": answers}
 
 
 def test_a_worker_that_does_not_know_the_command_is_told_with_its_answer(resumed):

@@ -89,13 +89,25 @@ def panel(consumer):
 def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer, caplog):
     caplog.set_level("INFO")
     answer = panel("sqs_pause", queue="q", seconds=60)
-    assert answer == {"ok": {"paused": True, "seconds_left": 60.0, "held": 2, "hidden": 3, "running": 1}}
+    assert answer == {
+        "ok": {"paused": True, "seconds_left": 60.0, "kept": False, "held": 2, "hidden": 3, "running": 1}
+    }
     wait_until(lambda: not consumer.unstarted, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
     assert queues["q"] == {**answer["ok"], "held": 1}
-    assert queues["other"] == {"paused": False, "seconds_left": None, "held": 0, "hidden": 0, "running": 0}
+    counts = {"held": 0, "hidden": 0, "running": 0}
+    assert queues["other"] == {"paused": False, "seconds_left": None, "kept": False, **counts}
     assert (consumer.noticed, consumer.asked_of) == (["q"], ["q"])
     assert "queue 'q' is paused for 60 s" in caplog.text
+
+
+def test_a_worker_tells_that_a_pause_is_kept(panel, caplog):
+    caplog.set_level("INFO")
+    assert panel("sqs_pause", queue="q", kept=True)["ok"]["kept"]
+    assert panel("sqs_queues")["queues"]["q"]["kept"]
+    assert "until it is resumed; a worker that starts meanwhile does not poll it either" in caplog.text
+    panel("sqs_resume", queue="q")
+    assert not panel("sqs_queues")["queues"]["q"]["kept"]
 
 
 def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consumer):
