@@ -132,7 +132,9 @@ class DeliveryEvent(Event):
 
 @dataclass(frozen=True, slots=True)
 class Received(DeliveryEvent):
-    """This process received the message; SQS hides it from others."""
+    """This process received the message; SQS hides it from others for `seconds`."""
+
+    seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,8 @@ class ExtensionSchedule:
         if bucket is None:
             return
         del bucket[delivery]
-        if not bucket and (queues := self._buckets.get(bucket.instant, {})).get(bucket.queue) is bucket:
-            del queues[bucket.queue]
+        if not bucket and (queues := self._buckets.get(bucket.instant)) is not None:
+            queues.pop(bucket.queue, None)
             if not queues:
                 del self._buckets[bucket.instant]
 
@@ -105,13 +105,11 @@ class ExtensionSchedule:
             if delivery.bucket is not None:
                 self.remove(delivery)
         queue = deliveries[0].queue
-        queues = self._buckets.get(instant) or {}
-        bucket = queues.get(queue) or Bucket(instant, queue)
+        bucket = self._buckets.get(instant, {}).get(queue) or Bucket(instant, queue)
         for delivery in deliveries:
             bucket[delivery] = None
             delivery.bucket = bucket
-        queues[queue] = bucket
-        self._buckets[instant] = queues  # last: memory may lack before
+        self._buckets.setdefault(instant, {})[queue] = bucket  # last: memory may lack before
 
 
 def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> int:

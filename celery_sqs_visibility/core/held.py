@@ -186,7 +186,7 @@ class Held:
         key = delivery.message_key
         held = self.messages.get(key)
         if held is None:
-            self._by_tag[delivery.tag] = self.messages[key] = delivery
+            self.messages[key] = self._by_tag[delivery.tag] = delivery
             if (consumer := delivery.consumer) is not None:
                 consumer.capacity.count(delivery, 1)
             finished = key in self._finished or key in self._undeleted
@@ -337,11 +337,11 @@ class Held:
         return ending
 
     def _remove(self, delivery: Delivery) -> None:
-        if delivery.began is None:  # it may still be looked up
-            self._gone[delivery.tag] = delivery
-        self._extensions.remove(delivery)
-        # Last, as memory may lack before: then it is still held.
-        del self._by_tag[delivery.tag], self.messages[delivery.message_key]
+        if self._by_tag.pop(delivery.tag, None) is not None:
+            if delivery.began is None:  # it may still be looked up
+                self._gone[delivery.tag] = delivery
+            del self.messages[delivery.message_key]
+            self._extensions.remove(delivery)
         delivery.state = State.SETTLED
 
     @staticmethod

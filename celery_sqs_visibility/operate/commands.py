@@ -16,6 +16,7 @@ import click
 
 #: Modules of the commands, whose functions have underscores for dashes.
 MODULES: Final[dict[str, str]] = {
+    "audit": "audit.command",
     "dead-letters": "dead_letters.command",
     "doctor": "doctor.command",
     "find": "find",

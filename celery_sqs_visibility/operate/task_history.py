@@ -26,20 +26,28 @@ def of_answers(answers: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"node": node, **each} for node, answer in answers.items() for each in answer.get("history", ())]
 
 
+def fields_of_line(line: str) -> dict[str, Any] | None:
+    """The fields of a line of a JSON log, and `at` in seconds since the epoch; `None` of another line."""
+    try:
+        fields = json.loads(line)
+        return {"at": datetime.fromisoformat(fields["timestamp"]).timestamp(), **fields}
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def is_event(fields: Mapping[str, Any]) -> bool:
+    """Whether a line tells of an event of a message."""
+    return fields.get("message") in MESSAGES and bool(fields.get("message_id"))
+
+
 def of_lines(lines: Iterable[str], task_id: str) -> list[dict[str, Any]]:
     """The events of a task in lines of JSON. Lines of another form or task are passed over."""
-    events = []
-    for line in lines:
-        if task_id not in line:
-            continue
-        try:
-            fields = json.loads(line)
-            known = fields["task_id"] == task_id and fields["message"] in MESSAGES - LEFT_OUT
-            if known:
-                events.append({"at": datetime.fromisoformat(fields["timestamp"]).timestamp(), **fields})
-        except (ValueError, TypeError, KeyError):
-            continue
-    return events
+    found = (fields_of_line(line) for line in lines if task_id in line)
+    return [
+        each
+        for each in found
+        if each and each.get("task_id") == task_id and is_event(each) and each["message"] not in LEFT_OUT
+    ]
 
 
 def merged(*histories: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

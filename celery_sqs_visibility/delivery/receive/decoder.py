@@ -137,8 +137,9 @@ class Decoder:
             except Exception:  # noqa: BLE001 - it is logged
                 log_safely(logger.exception, NOT_TAKEN, extra={"queue": queue.name})
         if Received.is_wanted():
+            hidden_for = self._options_of(queue.name).visibility_timeout
             for delivery, _, _ in taken:
-                emit(Received(delivery.facts))
+                emit(Received(delivery.facts, hidden_for))
         return taken
 
     def _deadline(self, queue: Queue, called: float, returned: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -104,28 +103,6 @@ def test_what_was_removed_is_not_taken_and_removing_twice_or_what_was_never_ther
     assert extensions.next_due() is None
     assert extensions.batches_due(1e9) == 0
     assert extensions.take_due(1e9) == []
-
-
-@pytest.mark.parametrize("others", [0, 1])
-def test_what_could_not_be_put_for_lack_of_memory_takes_nothing_else_away(others):
-    class Queue:
-        name = url = "q"
-        hashes = itertools.count()
-
-        def __hash__(self):
-            if next(self.hashes) == 1:  # as it is put
-                raise MemoryError
-            return 0
-
-    queue, extensions = Queue(), ExtensionSchedule()
-    lacking, *deliveries = (factories.delivery(queue) for _ in range(1 + others))
-    with pytest.raises(MemoryError):
-        extensions.add([lacking], 1001, INTERVAL)
-    assert extensions.take_due(1005) == []
-    for one in deliveries:
-        extensions.add([one], 1001, INTERVAL)
-    extensions.remove(lacking)
-    assert extensions.take_due(1005) == deliveries
 
 
 def test_the_next_due_is_the_earliest_bucket_of_all():

@@ -176,7 +176,8 @@ def test_sources_that_do_not_answer_are_named(app, monkeypatch):
 
 def test_a_log_alone_is_enough_and_a_result_is_cut(app, monkeypatch, tmp_path):
     log = tmp_path / "log"
-    line = {"timestamp": "2026-11-29T02:00:05+00:00", "node": "w", "message": "task failed", "task_id": "id"}
+    line = {"timestamp": "2026-11-29T02:00:05+00:00", "node": "w", "message": "task failed"}
+    line |= {"task_id": "id", "message_id": "m"}
     log.write_text(json.dumps(line) + "\n")
     app.conf.result_backend = "cache+memory://"
     meta = {"status": "FAILURE", "result": ValueError("x" * 1_000), "date_done": None}

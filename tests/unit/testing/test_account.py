@@ -58,7 +58,8 @@ def test_a_message_that_comes_back_after_its_deletion_has_not_ended(accounts):
 
 def test_what_does_not_come_is_told_with_what_came(accounts):
     emit(ENDED[0])
-    with pytest.raises(TimeoutError, match=r"waited 0.05 s for the message of t1:\nReceived \(receive 1\)"):
+    told = r"waited 0.05 s for the message of t1:\nReceived \(receive 1, seconds 0\)"
+    with pytest.raises(TimeoutError, match=told):
         accounts.of("t1", timeout=0.05)
 
 

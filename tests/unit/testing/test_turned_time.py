@@ -49,7 +49,7 @@ def test_the_account_is_a_story(fails):
     with turned_time() as turned:
         account = turned.run(fails.s())
     lines = str(account).splitlines()
-    assert lines[0] == "Received (receive 1)"
+    assert lines[0] == "Received (receive 1, seconds 120)"
     assert lines[3] == "Hidden (receive 1, seconds 10, kept False)"
     assert repr(account) == (
         "<account: 4 runs, hidden for [10, 60, 300] s, deleted, dead letter: 'failed at its last attempt'>"

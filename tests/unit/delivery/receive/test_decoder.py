@@ -87,7 +87,7 @@ def test_every_message_becomes_a_delivery_in_order_and_one_unreadable_does_not_c
     assert why in str(contents[1])
     assert isinstance(contents[1].__cause__, cause)
     assert taken[1][0].facts.task is None
-    assert events.seen == [Received(delivery.facts) for delivery, _, _ in taken]
+    assert events.seen == [Received(delivery.facts, TIMEOUT) for delivery, _, _ in taken]
 
 
 def test_a_message_for_which_memory_lacks_is_no_unreadable_one(world):

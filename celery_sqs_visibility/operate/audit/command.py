@@ -1,0 +1,79 @@
+"""`celery sqs audit`: the command."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import IO, Final
+
+import click
+
+from celery_sqs_visibility.operate.audit.account import Account, Auditor
+from celery_sqs_visibility.operate.invocation import CommandError, counted, json_option, say, show_json
+
+#: Broken rules that are shown; the others are counted.
+MAX_FINDINGS: Final = 20
+
+
+@click.command()
+@click.argument("logs", nargs=-1, required=True, type=click.File(errors="replace"), metavar="LOG...")
+@click.option("--summary", is_flag=True, help="Print counts only, without names and ids, to be passed on.")
+@json_option
+@click.pass_context
+def audit(ctx: click.Context, logs: tuple[IO[str], ...], *, summary: bool, as_json: bool) -> None:
+    """Account for every message that JSON logs tell of: how it ended, and why it ran more than once.
+
+    LOG is a file of `log_json()`'s lines; - is stdin. Give the logs of all workers of a queue, each in its
+    own order. Logs that are missing are counted by the receives that no line tells of.
+
+    Exit status: 0 no rule is broken, and each further run has a reason; 1 else.
+    """
+    auditor = Auditor()
+    for log in logs:
+        auditor.read(log)
+    account = auditor.account()
+    if not account.messages:
+        raise CommandError(
+            f"no line tells of a message, of {counted(account.passed_over, 'line')}: workers write such "
+            "lines after celery_sqs_visibility.log_json()"
+        )
+    if as_json or summary:
+        findings = {} if summary else {"findings": [vars_of(each) for each in account.findings]}
+        versions = {"version": metadata.version("celery-sqs-visibility"), "python": platform.python_version()}
+        show_json({**versions, **account.counts(), **findings})
+    else:
+        for sentence in sentences(account):
+            say(sentence)
+    ctx.exit(0 if account.is_well else 1)
+
+
+def vars_of(finding: object) -> dict[str, object]:
+    """The fields of a finding."""
+    return {name: getattr(finding, name) for name in ("rule", "message_id", "task_id", "workers")}
+
+
+def sentences(account: Account) -> Iterator[str]:
+    """The account, for people."""
+    yield f"{counted(account.messages.total(), 'message')}: {_counts(account.messages)}."
+    more = account.more_runs.total()
+    yield f"{counted(account.runs, 'run')}, {more} of them not the first{_in_brackets(account.more_runs)}."
+    if account.unlogged:
+        yield f"{counted(account.unlogged, 'receive')} by workers whose log is not here."
+    rules = Counter(each.rule for each in account.findings)
+    yield f"Broken rules: {_counts(rules)}." if rules else "No rule is broken."
+    for each in account.findings[:MAX_FINDINGS]:
+        yield f"  {each.message_id} (task {each.task_id}): {each.rule}; {each.workers}"
+    if len(account.findings) > MAX_FINDINGS:
+        yield f"  and {len(account.findings) - MAX_FINDINGS} more: --json has all"
+    if account.passed_over:
+        yield f"{counted(account.passed_over, 'line')} passed over, which tell of no message."
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda pair: -pair[1]))
+
+
+def _in_brackets(counts: Mapping[str, int]) -> str:
+    return f" ({_counts(counts)})" if counts else ""
