@@ -42,6 +42,7 @@ class DeliveryFacts:
         received: when this delivery arrived, in seconds since the epoch; 0 if unknown.
         attempt: the number of its run, 1 for the first; `None` if unknown, for example before an ETA.
         sent: when the message was sent, in seconds since the epoch; 0 if unknown.
+        eta: the ETA of a first run, in seconds since the epoch; `None` without one, and before Celery has it.
     """
 
     queue: str
@@ -54,6 +55,7 @@ class DeliveryFacts:
     received: float = 0
     attempt: int | None = None
     sent: float = 0
+    eta: float | None = None
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class DeliveryFacts:
         received: float = 0,
         attempt: int | None = None,
         sent: float = 0,
+        eta: float | None = None,
     ) -> None:
         # In one step, since each message has one: a frozen dataclass sets each attribute by a call.
         self.__dict__.update(
@@ -81,6 +84,8 @@ class DeliveryFacts:
             attempt=attempt,
             sent=sent,
         )
+        if eta is not None:  # few have one, and an eleventh attribute would take each 200 bytes more
+            self.__dict__["eta"] = eta
 
 
 Listener = Callable[[Any], None]
@@ -147,16 +152,18 @@ class Unreadable(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Parked(DeliveryEvent):
-    """The message waits for its ETA or its exclusive key: it is hidden for `seconds`."""
+    """The message waits, hidden for `seconds`, for its `cause`: "eta", or "key", an exclusive one."""
 
     seconds: float
+    cause: str = "eta"
 
 
 @dataclass(frozen=True, slots=True)
 class Renewed(DeliveryEvent):
-    """The message waits for its ETA as a copy, which SQS delivers after `seconds` or later."""
+    """The message waits for its `cause` ("eta", "rate" or "key") as a copy, for `seconds` or longer."""
 
     seconds: float
+    cause: str = "eta"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +243,9 @@ class FinishedBefore(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Released(DeliveryEvent):
-    """The message was given back without a run; SQS delivers it again at once."""
+    """The message was given back without a run; SQS delivers it again after `seconds`, 0 is at once."""
+
+    seconds: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +263,7 @@ class SQSRequest(Event):
         action: the API action, for example "ReceiveMessage".
         seconds: how long it took.
         outcome: "ok", or the error's code.
-        queue: the queue's name at SQS; empty if none.
+        queue: the queue's name at SQS, or the prefix of names that it lists; empty if none.
     """
 
     action: str

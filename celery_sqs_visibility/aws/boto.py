@@ -296,8 +296,9 @@ def _set(**params: Any) -> dict[str, Any]:
 
 
 def _queue_of(params: Mapping[str, Any]) -> str:
-    """Return the name of a request's queue; empty if it has none."""
-    return str(params.get("QueueName") or params.get("QueueUrl", "").rpartition("/")[2])
+    """Return the name of a request's queue, or the prefix of those it lists; empty if it has none."""
+    name = params.get("QueueName") or params.get("QueueNamePrefix")
+    return str(name or params.get("QueueUrl", "").rpartition("/")[2])
 
 
 def _queue_url(answer: Mapping[str, Any]) -> str:

@@ -23,11 +23,16 @@ OUTCOMES: Final[Mapping[Why | Purpose, str]] = {
     Why.RETRIED: "retried",
     Why.KEPT: "retried",
     Why.PARKED: "delayed",
+    Why.RATE: "delayed",
+    Why.KEY: "delayed",
     Why.RELEASED: "released",
     Purpose.DEAD_LETTER: "failed",
     Purpose.RENEWAL: "delayed",
     Purpose.RECORDS: "discarded",  # they are messages of their own
 }
+
+#: What a message waits for, as its event tells.
+CAUSES: Final[Mapping[Why, str]] = {Why.PARKED: "eta", Why.RATE: "rate", Why.KEY: "key"}
 
 
 class Ending(NamedTuple):
@@ -46,10 +51,10 @@ def return_of(delivery: Delivery, settlement: Direct, now: float) -> Ending:
     """How a message ends that is settled so at that monotonic instant, and comes back."""
     facts = delivery.facts
     match settlement:
-        case Hide(seconds, Why.PARKED):
-            return Ending(Parked(facts, seconds), now + seconds)
-        case Hide(0, Why.RELEASED):
-            return Ending(Released(facts), now)
+        case Hide(seconds, why) if why in CAUSES:
+            return Ending(Parked(facts, seconds, CAUSES[why]), now + seconds)
+        case Hide(seconds, Why.RELEASED):
+            return Ending(Released(facts, seconds), now + seconds)
         case Hide(seconds, why):
             return Ending(Hidden(facts, seconds, why is Why.KEPT), now + seconds)
         case Lapse():

@@ -207,7 +207,7 @@ class Held:
         if facts.task is None:  # its payload is in S3, and is not fetched again
             facts = replace(facts, task=held.facts.task, task_id=held.facts.task_id)
         if held.carrier is not None:  # Celery has counted
-            facts = replace(facts, attempt=held.facts.attempt)
+            facts = replace(facts, attempt=held.facts.attempt, eta=held.facts.eta)
         held.facts = facts
         if held.lease is not None:
             held.lease.renew(held.deadline, held.horizon)

@@ -23,7 +23,9 @@ class Why(enum.Enum):
 
     RETRIED = "its run failed, and is tried again"
     KEPT = "it is given up, and is not run when it comes back"
-    PARKED = "it is not due yet"
+    PARKED = "its ETA is to come"
+    RATE = "its rate limit lets it run later"
+    KEY = "its exclusive key is taken"
     RELEASED = "it is given back, not run to its end"
 
 
@@ -72,6 +74,7 @@ class Forward:
         remainder: makes the one message that stands for those at the given indices, in order; `None` where
             there can be none.
         reason: why it is given up, of a dead letter.
+        why: what it waits for, of a renewal.
     """
 
     purpose: Purpose
@@ -79,6 +82,7 @@ class Forward:
     otherwise: Callable[[SQSError], Settlement | Hold]
     remainder: Callable[[Sequence[int]], OutgoingMessage | None] = lambda _indices: None
     reason: str = ""
+    why: Why = Why.PARKED
 
 
 #: Settlements that send nothing before.

@@ -37,7 +37,7 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.Hidden: (logging.DEBUG, "message hidden (%s)"),
     events.Skipped: (logging.DEBUG, "task skipped (%s)"),
     events.Parked: (logging.INFO, "message parked until it may run (%s)"),
-    events.Renewed: (logging.INFO, "message goes on waiting for its ETA as a copy (%s)"),
+    events.Renewed: (logging.INFO, "message goes on waiting as a copy (%s)"),
     events.Released: (logging.DEBUG, "message released (%s)"),
     events.DeadLettered: (logging.WARNING, "message moved to the dead-letter queue (%s)"),
     events.Unreadable: (logging.ERROR, "message is no task for this worker (%s)"),
@@ -52,7 +52,7 @@ MESSAGES: Final = frozenset(sentence.removesuffix(" (%s)") for _, sentence in _S
 
 #: Seconds since the epoch, printed as a date in a plain log. The others are left out: a line has its time.
 EPOCH_FIELD: Final = "first_received"
-UNTOLD_FIELDS: Final = {"received", "sent"}
+UNTOLD_FIELDS: Final = {"received", "sent", "eta"}
 
 #: The latest request, about which Celery logs before `celery.worker.state` has it. Weak, since a run that
 #: nothing refers to any more frees its slot (`core/turns.py`).

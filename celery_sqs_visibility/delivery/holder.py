@@ -12,7 +12,7 @@ from celery_sqs_visibility.core.batches import Ended
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.copies import PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
-from celery_sqs_visibility.core.endings import Ending, return_of
+from celery_sqs_visibility.core.endings import CAUSES, Ending, return_of
 from celery_sqs_visibility.core.held import Arrival, Held, Past
 from celery_sqs_visibility.core.settlements import (
     Delete,
@@ -322,7 +322,7 @@ class DeliveryHolder:
         elif forward.purpose is Purpose.RENEWAL:
             delay = forward.messages[0].delay_at(self._clock.wall()) or 0
             self._expect(delivery, message_id, self._clock.monotonic() + delay)
-            emit(events.Renewed(delivery.facts, delay))
+            emit(events.Renewed(delivery.facts, delay, CAUSES[forward.why]))
 
     def _resume(self, delivery: Delivery, settlement: Direct) -> None:
         """Carry out a settlement that had to wait."""

@@ -194,12 +194,12 @@ class ExclusiveRequest(VisibilityRequest):
 
     def _copy(self, seconds: int) -> Forward | None:
         """A copy that waits that long, if possible: its receives count as no attempts."""
-        eta, hidden = SYSTEM_CLOCK.wall() + seconds, Hide(seconds, Why.PARKED)
+        eta, hidden = SYSTEM_CLOCK.wall() + seconds, Hide(seconds, Why.KEY)
         return self.message.renewal(eta, self._published_retries, hidden)
 
     def _wait(self, seconds: int, copy: Forward | None) -> None:
         """Let the message come back, as a copy if there is one."""
-        self.settle(copy or Hide(seconds, Why.PARKED))
+        self.settle(copy or Hide(seconds, Why.KEY))
 
 
 def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:

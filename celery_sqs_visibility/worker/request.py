@@ -90,8 +90,8 @@ class DeliveryRequest(CeleryRequest):
         if self.is_early:
             delivery.acknowledged_early = True
         self._describe(delivery)
-        if self.eta is not None and self.worker.on_eta is not None:
-            self.worker.on_eta(self)
+        if self.eta is not None:
+            self._note_eta(delivery, self.eta.timestamp())
         if self.ends_when_lost:
             delivery.on_lost = self.end_lost_run
 
@@ -467,6 +467,13 @@ class DeliveryRequest(CeleryRequest):
                 "(lost, given back, or hidden for later)",
                 facts.receive_count,
             )
+
+    def _note_eta(self, delivery: Delivery, eta: float) -> None:
+        """Tell the worker of the ETA, and events, unless a run has followed it. Seconds since the epoch."""
+        if not self.request_dict["delivery_info"]["redelivered"]:
+            delivery.facts = replace(delivery.facts, eta=eta)
+        if self.worker.on_eta is not None:
+            self.worker.on_eta(self)
 
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
         """The attempts before this one; to Celery's own tasks receives are none."""

@@ -66,6 +66,7 @@ def failing(name, times=1, error=Trouble, **options):
 
 failing("plain")
 failing("number", error_visibility_timeout=2)
+failing("later", error_visibility_timeout=4)
 failing("computed", times=2, error_visibility_timeout=lambda retries, exc: 1 + retries if exc.args else 30)
 failing("unpicklable", error=partial(Unpicklable, 1), error_visibility_timeout=1)
 failing("hopeless", times=1000, error_visibility_timeout=1, max_retries=2)

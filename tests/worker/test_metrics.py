@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 
 from prometheus_client.parser import text_string_to_metric_families
 from support.app import CONSTANTS
 from support.processes import SOON, free_port, wait_until
 
-LABELS = ("task", "queue", "outcome", "state")
+LABELS = ("task", "queue", "outcome", "kind", "cause", "state")
 
 
 def scraped(port):
@@ -55,9 +56,10 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
         ("celery_sqs_attempts_total", "work.hopeless", queue): 3,
         ("celery_sqs_messages_received_total", queue): 10,
         ("celery_sqs_run_seconds_count", "work.quick", queue, "succeeded"): 2,
-        ("celery_sqs_queue_time_seconds_count", queue): 7,
+        ("celery_sqs_start_lateness_seconds_count", queue, "first"): 6,
+        ("celery_sqs_start_lateness_seconds_count", queue, "retry"): 4,
         ("celery_sqs_settle_seconds_count", queue): 10,
-        ("celery_sqs_retries_waiting", queue): 0,
+        ("celery_sqs_messages_hidden", queue, "retry"): 0,
         ("celery_sqs_slots",): slots,
         ("celery_sqs_slots_busy",): 0,
         ("celery_sqs_messages_held",): 0,
@@ -74,6 +76,28 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
     found = points(exports, worker.pid)
     assert found["messaging.client.consumed.messages"] == 10
     assert found["messaging.process.duration"] == 10
+
+
+def test_a_run_after_an_eta_and_a_retry_are_as_late_as_they_began(make_site, tmp_path):
+    port, end = free_port(), tmp_path / "end"
+    site = make_site(http_address=f":{port}", wait_time_seconds=1)
+    late, hidden = "celery_sqs_start_lateness_seconds", ("celery_sqs_messages_hidden", site.queue, "retry")
+    site.send("later", "later")
+    site.send("held", "held", path=str(end))
+    site.start(concurrency=1, pool="threads")
+    site.diary.wait_for("failing")
+    wait_until(lambda: scraped(port).get(hidden) == 1, SOON, "a hidden message")
+    site.diary.wait_for("started", 2)  # the one slot is held
+    site.send("quick", "quick", countdown=1)
+    due = time.time() + 4  # no later: of either
+    wait_until(lambda: time.time() > due + 1, SOON, "a second after both were due")
+    assert scraped(port)[hidden] == 0
+    ended = time.time()
+    end.touch()
+    for kind in ("eta", "retry"):
+        count = (f"{late}_count", site.queue, kind)
+        wait_until(lambda count=count: scraped(port).get(count) == 1, SOON, f"a late start: {kind}")
+        assert scraped(port)[f"{late}_sum", site.queue, kind] >= ended - due
 
 
 def idle_line(worker):

@@ -119,7 +119,9 @@ class Parking:
         delay = min(
             math.floor(eta - self._clock.wall()) - self._lead, self._redrive.retention(delivery.queue) // 2
         )
-        return _renewal(_copy(delivery, *content, delay, eta), otherwise)
+        # A message that waits for a key may be hidden instead; one that waits for its rate is held.
+        why = otherwise.why if isinstance(otherwise, Hide) else Why.RATE
+        return _renewal(_copy(delivery, *content, delay, eta), otherwise, why)
 
     def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
         policy = self._redrive.peek(delivery.queue)
@@ -144,8 +146,8 @@ class Parking:
         )
 
 
-def _renewal(copy: OutgoingMessage, otherwise: Direct | Hold) -> Forward:
-    return Forward(Purpose.RENEWAL, (copy,), lambda _error: otherwise)
+def _renewal(copy: OutgoingMessage, otherwise: Direct | Hold, why: Why = Why.PARKED) -> Forward:
+    return Forward(Purpose.RENEWAL, (copy,), lambda _error: otherwise, why=why)
 
 
 def _age(message: ReceivedMessage, now: float) -> float:

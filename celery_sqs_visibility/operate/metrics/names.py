@@ -31,7 +31,7 @@ class Metric:
         name: in Prometheus, without the suffix `_total` of a counter.
         otel: in OpenTelemetry.
         unit: in OpenTelemetry, of UCUM.
-        labels: names, in order; never more than task, queue, outcome, action and state.
+        labels: names, in order; never others than task, queue, outcome, action, kind, cause and state.
         buckets: upper bounds of a histogram, without infinity.
         operation: OpenTelemetry's name of the messaging operation, if no label has it.
     """
@@ -121,10 +121,10 @@ RUNS: Final = _histogram(
     "messaging.process.duration",
     "process",
 )
-QUEUE_TIME: Final = _histogram(
-    "queue_time_seconds",
-    "queue",
-    "From a message's publication to the start of its first run, including a delay.",
+START_LATENESS: Final = _histogram(
+    "start_lateness_seconds",
+    "queue kind",
+    "How late runs began: first, after an eta, or as a retry.",
     TASK_SECONDS,
 )
 HELD_TIME: Final = _histogram(
@@ -135,14 +135,8 @@ HELD_TIME: Final = _histogram(
 )
 SETTLE_TIME: Final = _histogram("settle_seconds", "queue", "From that decision to SQS's answer.", LAG_SECONDS)
 HEARTBEAT_LAG: Final = _histogram("heartbeat_lag_seconds", "queue", "How late extensions were.", LAG_SECONDS)
-RETRIES_WAITING: Final = _gauge(
-    "retries_waiting", "{message}", "queue", "Messages that the worker has hidden for a retry, not yet back."
-)
-PARKED: Final = _gauge(
-    "messages_parked",
-    "{message}",
-    "queue",
-    "Messages that the worker has hidden until their ETA, rate limit or exclusive key, not yet back.",
+HIDDEN: Final = _gauge(
+    "messages_hidden", "{message}", "queue cause", "Messages that the worker has hidden, not yet back."
 )
 SLOTS: Final = _gauge("slots", "{task}", "", "Tasks that the worker can run at once.")
 SLOTS_BUSY: Final = _gauge("slots_busy", "{task}", "", "Tasks that the worker is running.")

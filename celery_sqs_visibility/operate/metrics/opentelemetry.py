@@ -35,6 +35,8 @@ ATTRIBUTES: Final = {
     "action": "messaging.operation.name",
     "outcome": "celery_sqs.outcome",
     "state": "celery_sqs.state",
+    "kind": "celery_sqs.kind",
+    "cause": "celery_sqs.cause",
     BOUND: "le",
 }
 

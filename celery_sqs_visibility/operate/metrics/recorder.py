@@ -7,7 +7,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 from celery_sqs_visibility import events
@@ -15,7 +14,6 @@ from celery_sqs_visibility.delivery.threads import snapshot
 from celery_sqs_visibility.events import DeliveryFacts, Event, subscribe
 from celery_sqs_visibility.operate.figures import usd_of
 from celery_sqs_visibility.operate.metrics import names
-from celery_sqs_visibility.operate.metrics.names import Metric
 from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -23,8 +21,11 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 #: The label of tasks that the worker does not have: anybody may send any name.
 UNKNOWN_TASK: Final = "unknown"
 
-#: The label of queues that the worker does not consume; remote control makes some for each caller.
+#: The label of queues that the worker does not consume, unless they are remote control's.
 OTHER_QUEUE: Final = "other"
+
+#: The number of hidden messages of which the worker remembers when their retry is due.
+MAX_DUE: Final = 10_000
 
 
 class Recorder:
@@ -34,7 +35,8 @@ class Recorder:
         series: the numbers that it adds to.
         tasks: the names that become labels.
         queues: returns the queues that the worker consumes now, Celery's names by SQS's.
-        clock: for waits, and for retries that are not back.
+        clock: for waits, and for messages that are not back.
+        others: labels of queues that remote control makes, by the beginnings of their names.
     """
 
     def __init__(
@@ -43,22 +45,22 @@ class Recorder:
         tasks: Collection[str],
         queues: Callable[[], Mapping[str, str]],
         clock: Clock = SYSTEM_CLOCK,
+        others: Mapping[str, str] | None = None,
     ) -> None:
         self._tasks = tasks
         self._clock = clock
+        self._others = others or {}
         self._queues = queues
         self._names = queues()
         self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
-        self._lock = threading.Lock()  # guards _hidden
-        # By gauge and queue, heaps of the monotonic instants at which messages come back.
-        self._hidden: dict[Metric, defaultdict[str, list[float]]] = {
-            names.RETRIES_WAITING: defaultdict(list),
-            names.PARKED: defaultdict(list),
-        }
+        self._lock = threading.Lock()  # guards _hidden and _due
+        # By queue and cause, heaps of the monotonic instants at which messages come back.
+        self._hidden: defaultdict[Labels, list[float]] = defaultdict(list)
+        self._due: dict[str, float] = {}  # the monotonic instants of retries, by message id
         self._ends: list[Callable[[], None]] = []
         self._count = {metric: counter.add for metric, counter in series.counters.items()}
         self._observe = {metric: histogram.observe for metric, histogram in series.histograms.items()}
-        series.gauges |= {metric: partial(self._not_yet_back, metric) for metric in self._hidden}
+        series.gauges[names.HIDDEN] = self._not_yet_back
         series.gauges[names.LAST_RECEIVE] = self._last_receives
 
     def start(self) -> None:
@@ -69,8 +71,10 @@ class Recorder:
             events.Started: self._started,
             events.Extended: lambda event: self._count[names.EXTENSIONS]((event.delivery.queue,)),
             events.Lost: lambda event: self._count[names.LOST]((event.delivery.queue,)),
-            events.Hidden: partial(self._hide, names.RETRIES_WAITING),
-            events.Parked: partial(self._hide, names.PARKED),
+            events.Hidden: self._failed_hidden,
+            events.Parked: lambda event: self._hide(event, event.cause),
+            events.Renewed: lambda event: self._hide(event, event.cause),
+            events.Released: lambda event: self._hide(event, "released"),
             events.DeadLettered: self._dead_lettered,
             events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
             events.SQSRequest: self._requested,
@@ -101,6 +105,9 @@ class Recorder:
 
     def _queue(self, sqs_name: str) -> str:
         if sqs_name not in self._names:
+            for beginning, label in self._others.items():
+                if sqs_name.startswith(beginning):
+                    return label
             self._names = self._queues()
             self._begin_at_zero()
         return self._names.get(sqs_name, OTHER_QUEUE)
@@ -108,8 +115,20 @@ class Recorder:
     def _started(self, event: events.Started) -> None:
         facts = event.delivery
         self._count[names.ATTEMPTS]((self._task(facts), facts.queue))
-        if facts.receive_count == 1 and facts.sent:
-            self._observe[names.QUEUE_TIME]((facts.queue,), max(0.0, self._clock.wall() - facts.sent))
+        if (lateness := self._lateness(facts)) is not None:
+            kind, late = lateness
+            self._observe[names.START_LATENESS]((facts.queue, kind), max(0.0, late))
+
+    def _lateness(self, facts: DeliveryFacts) -> tuple[str, float] | None:
+        """The kind of a run, and the seconds from when it was to begin until now; `None` if unknown."""
+        with self._lock:
+            due = self._due.pop(facts.message_id, None)
+        if due is not None:
+            return "retry", self._clock.monotonic() - due
+        published_again = (facts.attempt or 1) > 1  # by Celery's own `retry`
+        kind = "retry" if published_again else "first" if facts.eta is None else "eta"
+        wanted = facts.eta or (facts.sent if facts.receive_count == 1 else 0)
+        return (kind, self._clock.wall() - wanted) if wanted else None
 
     def _dead_lettered(self, event: events.DeadLettered) -> None:
         facts = event.delivery
@@ -142,12 +161,20 @@ class Recorder:
     def _settlement_ended(self, event: events.SettlementEnded) -> None:
         self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
-    def _hide(self, metric: Metric, event: events.Hidden | events.Parked) -> None:
-        if isinstance(event, events.Hidden) and event.kept:
-            return
+    def _failed_hidden(self, event: events.Hidden) -> None:
+        self._hide(event, "kept" if event.kept else "retry")
+        if not event.kept:
+            with self._lock:
+                self._due[event.delivery.message_id] = self._clock.monotonic() + event.seconds
+                while len(self._due) > MAX_DUE:
+                    del self._due[next(iter(self._due))]
+
+    def _hide(
+        self, event: events.Hidden | events.Parked | events.Renewed | events.Released, cause: str
+    ) -> None:
         now = self._clock.monotonic()
         with self._lock:
-            waiting = self._hidden[metric][event.delivery.queue]
+            waiting = self._hidden[event.delivery.queue, cause]
             heapq.heappush(waiting, now + event.seconds)
             _drop_past(waiting, now)
 
@@ -156,12 +183,12 @@ class Recorder:
         consumed = self._queues().values()
         return [((queue,), at) for queue, at in known if queue in consumed]
 
-    def _not_yet_back(self, metric: Metric) -> list[tuple[Labels, float]]:
+    def _not_yet_back(self) -> list[tuple[Labels, float]]:
         now = self._clock.monotonic()
         with self._lock:
-            for waiting in self._hidden[metric].values():
+            for waiting in self._hidden.values():
                 _drop_past(waiting, now)
-            return [((queue,), len(waiting)) for queue, waiting in self._hidden[metric].items()]
+            return [(labels, len(waiting)) for labels, waiting in self._hidden.items()]
 
 
 def _drop_past(instants: list[float], now: float) -> None:

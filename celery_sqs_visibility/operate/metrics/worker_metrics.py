@@ -24,6 +24,7 @@ from celery_sqs_visibility.operate.http_server import Response
 from celery_sqs_visibility.operate.metrics.recorder import Recorder, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.option_parsers import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.predefined import name_at_sqs
@@ -150,7 +151,9 @@ class WorkerMetrics:
         self.routes: dict[str, Callable[[], Response]] = {}
         self._consumed: list[str] = []
         self._names: dict[str, str] = {}
-        self._recorder = Recorder(self._series, app.tasks, self._names_at_sqs)
+        self._recorder = Recorder(
+            self._series, app.tasks, self._names_at_sqs, others=_control_queues(app, context.options)
+        )
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
         self._is_read = exporters != (EMF,)  # whose lines have no number of events
@@ -234,6 +237,12 @@ class WorkerMetrics:
 
         log = EMFLog(self._queues, lambda: worker_state(self._context), lambda: self._sampler.depths)
         return log.write, INTERVAL_SECONDS
+
+
+def _control_queues(app: Any, options: Options) -> dict[str, str]:
+    """Labels of the queues of events, and of commands and their replies, by the beginnings of their names."""
+    prefix = options.whole_control_prefix
+    return {exchange_prefix(prefix, app.conf.event_exchange): "monitor", prefix: "control"}
 
 
 _started: WeakSet[Recorder] = WeakSet()

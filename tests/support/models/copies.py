@@ -165,7 +165,7 @@ class Copies:
         if not delivery.start():
             return
         if key[0] == "t" and not has_key:
-            eta, hidden = self.clock.wall() + ETA, Hide(ETA, Why.PARKED)
+            eta, hidden = self.clock.wall() + ETA, Hide(ETA, Why.KEY)
             renew = delivery.renewal(eta, lambda one: self.copy_of(one, payload), hidden)
             delivery.settle(renew or RELEASE)
         elif delivery.settle(Delete()):

@@ -163,7 +163,7 @@ class Stores:
 
     def come_back(self, holder, sent_at):
         (settlement,) = holder.settled
-        if isinstance(settlement, Hide) and settlement.why is Why.PARKED:
+        if isinstance(settlement, Hide) and settlement.why is Why.KEY:
             self.waiting.append([self.clock.monotonic() + settlement.seconds, sent_at, True, False])
 
     def beat(self):

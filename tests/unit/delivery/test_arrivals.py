@@ -116,7 +116,8 @@ def test_a_far_eta_waits_on_as_a_copy_where_sqs_would_not_hand_it_out_again(worl
     factories.send(redriven, "eta:3600")
     received_before(redriven, 2)
     world.consume(redriven)
-    assert events.wait(Renewed)[0].seconds == 900
+    (renewed,) = events.wait(Renewed)
+    assert (renewed.seconds, renewed.cause) == (900, "eta")
     again_at = pytest.approx(world.clock.monotonic() + 900 + REAPPEARS_AFTER_SECONDS)
     wait_until(lambda: world.next_poll(redriven) == again_at, SOON, "it to be expected")
     events.wait(Deleted)

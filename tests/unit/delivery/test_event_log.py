@@ -27,6 +27,7 @@ KINDS = [
 ]
 SAMPLES = {
     "kept": True,
+    "cause": "eta",
     "seconds": 5,
     "reason": "because",
     "follows": "it comes back",
@@ -79,7 +80,7 @@ def test_the_sentence_is_constant_and_the_facts_are_fields(caplog):
 def test_durations_are_rounded_for_people_and_exact_in_the_fields(caplog, seconds, text):
     log_event(Parked(DeliveryFacts("q", "m", 1, 0.0), seconds))
     (record,) = caplog.records
-    assert record.getMessage().endswith(f"(queue=q message_id=m receive_count=1 seconds={text})")
+    assert record.getMessage().endswith(f"(queue=q message_id=m receive_count=1 seconds={text} cause=eta)")
     assert record.sqs["seconds"] == seconds
 
 

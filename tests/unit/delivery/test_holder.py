@@ -15,7 +15,7 @@ from celery_sqs_visibility.core.capacity import Waiter
 from celery_sqs_visibility.core.copies import Sending
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
-from celery_sqs_visibility.core.settlements import Delete, Hide, Lapse, Why
+from celery_sqs_visibility.core.settlements import Delete, Hide, Hold, Lapse, Why
 from celery_sqs_visibility.core.turns import Turns
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
@@ -454,6 +454,14 @@ def test_a_message_of_which_no_copy_can_be_made_has_no_renewal(world, queue):
     (one,) = world.deliveries(queue, "a")
     eta = world.clock.wall() + 3600
     assert world.consumer.holder.parking.renewal(one, eta, lambda _: None, Hide(9)) is None
+
+
+@pytest.mark.parametrize(("otherwise", "why"), [(Hide(9, Why.KEY), Why.KEY), (Hold({}), Why.RATE)])
+def test_a_copy_knows_what_it_waits_for(world, queue, otherwise, why):
+    (one,) = world.deliveries(queue, "a")
+    eta = world.clock.wall() + 3600
+    renewal = world.consumer.holder.parking.renewal(one, eta, lambda _: ("a", {}), otherwise)
+    assert renewal.why is why
 
 
 def newer(delivery):

@@ -187,7 +187,7 @@ def test_a_message_that_waits_goes_on_as_a_copy_with_the_attempts_it_had(make, w
     made = make(receive_count=3)
     caplog.clear()
     end(made, why)
-    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
+    assert made.settled == [("a copy", Hide(30, Why.KEY))]
     ((seconds, retries),) = made.asked
     assert 29 < seconds <= 30
     assert retries == 2  # and not three: this receive was no attempt
@@ -207,7 +207,7 @@ def test_while_the_store_does_not_answer_a_message_waits_and_takes_no_process(ma
     made.worker.key_leases.store.error = "no answer"
     state.task_reserved(made)
     assert not made.dispatch()
-    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
+    assert made.settled == [("a copy", Hide(30, Why.KEY))]
     assert made not in state.reserved_requests
     assert "was not run, and comes back in 30 s: its key cannot be acquired: no answer" in caplog.text
 
@@ -222,7 +222,7 @@ def test_what_cannot_be_copied_waits_for_the_store_the_longer_the_fewer_receives
     """Each wait is a receive, and after the last one that is allowed SQS moves the message, unrun."""
     made = make(copies=False, receive_count=receive_count, max_receive_count=most)
     end(made, "the store is down")
-    assert made.settled == [Hide(seconds, Why.PARKED)]
+    assert made.settled == [Hide(seconds, Why.KEY)]
     assert f"was not run, and comes back in {seconds} s" in caplog.text
 
 
@@ -238,7 +238,7 @@ def test_what_acquires_no_key_does_not_wait_for_the_store(make, options):
 def test_a_message_that_cannot_be_copied_or_is_run_elsewhere_is_hidden(make, owner, copies):
     made = make(copies=copies)
     end(made, Processing(29.5, owner))
-    assert made.settled == [Hide(30, Why.PARKED)]
+    assert made.settled == [Hide(30, Why.KEY)]
 
 
 @pytest.mark.parametrize(("error", "delay"), [(WorkerLostError("gone"), 0.0), (TimeLimitExceeded(5), 0.5)])
@@ -335,7 +335,7 @@ def test_a_task_that_is_registered_after_the_start_runs_without_a_key_of_the_wor
     made.worker.key_leases = None
     end(made, Unanswered("no answer", 7.0))
     assert "visibility_exclusive" not in made.request_dict
-    assert made.settled == [("a copy", Hide(30, Why.PARKED))]
+    assert made.settled == [("a copy", Hide(30, Why.KEY))]
 
 
 def test_what_is_revoked_before_it_begins_has_no_key_to_release(make):

@@ -621,6 +621,19 @@ def test_a_worker_hears_of_a_request_with_an_eta_and_of_no_other(app):
     assert heard == [with_eta]
 
 
+@pytest.mark.parametrize(("receive_count", "parks", "known"), [(1, 0, True), (3, 2, True), (3, 1, False)])
+def test_the_facts_of_a_first_run_have_its_eta(app, receive_count, parks, known):
+    task = app.task(noop, name="task", shared=False)
+    delivery = held_delivery(FakeHolder(), receive_count=receive_count)
+    delivery.parkings = parks
+    first = request(task, held_delivery(FakeHolder()))
+    message = first.message
+    message.delivery = delivery
+    message.headers["eta"] = "2030-01-01T00:00:00+00:00"
+    with_eta = type(first)(message, app=app, task=task)
+    assert with_eta.delivery.facts.eta == (1_893_456_000.0 if known else None)
+
+
 def test_a_task_is_put_off_by_a_copy_or_not_at_all(make_leased, holder):
     one = make_leased()
     asked = []

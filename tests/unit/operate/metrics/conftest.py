@@ -21,7 +21,9 @@ def series():
 
 @pytest.fixture
 def recorder(series, clock):
-    recorder = Recorder(series, {"tasks.add"}, lambda: {"sqs-q": "q", "sqs-q.fifo": "q.fifo"}, clock)
+    queues = {"sqs-q": "q", "sqs-q.fifo": "q.fifo"}
+    others = {"c-celeryev-": "monitor", "c-": "control"}
+    recorder = Recorder(series, {"tasks.add"}, lambda: queues, clock, others)
     recorder.start()
     yield recorder
     recorder.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import pytest
 import yaml
 from support.programs import program
 
+from celery_sqs_visibility.aws import error_codes
+from celery_sqs_visibility.errors import AccessDeniedError, CredentialsRefusedError
+
 ALERTS = Path(__file__).resolve().parents[4] / "examples/prometheus/alerts.yml"
 
-Q, TASK = 'queue="q"', 'task="t",queue="q"'
+Q, TASK, RETRY = 'queue="q"', 'task="t",queue="q"', 'queue="q",kind="retry"'
 LAST, AGE = (
     f'celery_sqs_last_receive_timestamp_seconds{{instance="a",{Q}}}',
     "celery_sqs_polling_interval_max_seconds",
 )
 SLOTS = {'celery_sqs_slots{instance="a"}': "4x240", 'celery_sqs_slots_busy{instance="a"}': "0x240"}
-TIMES, ENDS = "celery_sqs_queue_time_seconds", "celery_sqs_tasks_total"
+TIMES, ENDS = "celery_sqs_start_lateness_seconds", "celery_sqs_tasks_total"
 LAG, SETTLE = "celery_sqs_heartbeat_lag_seconds_bucket", "celery_sqs_settle_seconds_bucket"
 DELETES = 'celery_sqs_request_seconds_count{action="DeleteMessageBatch",outcome="%s"}'
 GONE = "4x180 _x60"
@@ -37,7 +41,7 @@ def buckets(name, slow):
 SERIES = {
     "NoWorkers": ({"celery_sqs_slots": GONE}, {"celery_sqs_slots": "4x240"}),
     "QueueHasNoWorker": ({LAST: "0+60x180 _x60"}, {LAST: "0+60x240"}),
-    "WorkerIsGone": (
+    "WorkerGone": (
         {'up{instance="b",job="j"}': "1x180 0x60", 'celery_sqs_slots{instance="b",job="j"}': GONE},
         {'up{instance="b",job="j"}': "1x180 _x60", 'celery_sqs_slots{instance="b",job="j"}': GONE},
     ),
@@ -45,19 +49,19 @@ SERIES = {
         {f"celery_sqs_queue_dead_letters{{{Q}}}": "2x240"},
         {f"celery_sqs_queue_dead_letters{{{Q}}}": "0x240"},
     ),
-    "NewDeadLetters": (
+    "DeadLettersGrow": (
         {f"celery_sqs_dead_lettered_total{{{TASK}}}": "0x235 1x5"},
         {f"celery_sqs_dead_lettered_total{{{TASK}}}": "0x100 1x140"},
     ),
-    "NewDeadLetters, which SQS has moved": (
+    "DeadLettersGrow, which SQS has moved": (
         {f"celery_sqs_queue_dead_letters{{{Q}}}": "1x235 2x5"},
         {f"celery_sqs_queue_dead_letters{{{Q}}}": "2x240"},
     ),
-    "StartsAreLate": (
-        {f"{TIMES}_count{{{Q}}}": "0+1x240", f'{TIMES}_bucket{{{Q},le="3600.0"}}': "0x240"},
+    "WaitIsLong": (
+        {f"{TIMES}_count{{{RETRY}}}": "0+1x240", f'{TIMES}_bucket{{{RETRY},le="3600.0"}}': "0x240"},
         {
-            f"{TIMES}_count{{{Q}}}": "0+1x240",
-            f'{TIMES}_bucket{{{Q},le="3600.0"}}': "0+1x240",
+            f"{TIMES}_count{{{RETRY}}}": "0+1x240",
+            f'{TIMES}_bucket{{{RETRY},le="3600.0"}}': "0+1x240",
             f"celery_sqs_queue_oldest_age_seconds{{{Q}}}": "0+60x240",
         },
     ),
@@ -92,10 +96,21 @@ SERIES = {
         {**buckets(SETTLE, slow=False), f'{SETTLE}{{{Q},le="60.0"}}': "0+100x240"},
     ),
     "RetriesPileUp": (
-        {f"celery_sqs_retries_waiting{{{Q}}}": "0+1x240"},
-        {f"celery_sqs_retries_waiting{{{Q}}}": "200x240"},
+        {f'celery_sqs_messages_hidden{{{Q},cause="retry"}}': "0+1x240"},
+        {
+            f'celery_sqs_messages_hidden{{{Q},cause="retry"}}': "200x240",
+            f'celery_sqs_messages_hidden{{{Q},cause="eta"}}': "0+1x240",
+        },
     ),
-    "QueueNearInFlightQuota": (
+    "QueuePausedForHours": (
+        {f"celery_sqs_queue_paused{{{Q}}}": "1x240"},
+        {f"celery_sqs_queue_paused{{{Q}}}": "0x120 1x120"},
+    ),
+    "CredentialsRefused": (
+        {DELETES % "ExpiredTokenException": "0+1x240"},
+        {DELETES % "AccessDenied": "0+1x240", DELETES % "ExpiredToken": "0x100 1x140"},  # of one rotation
+    ),
+    "InFlightQuota": (
         {f'celery_sqs_queue_messages{{{Q},state="in_flight"}}': "119500x240"},
         {f'celery_sqs_queue_messages{{{Q},state="in_flight"}}': "95000x240"},
     ),
@@ -147,3 +162,18 @@ def _spelt(values):
     return " ".join(
         part if "+" in part or part.startswith("_") else part.replace("x", "+0x") for part in values.split()
     )
+
+
+def test_the_alert_knows_every_code_of_refused_credentials():
+    (rule,) = [
+        rule
+        for group in yaml.safe_load(ALERTS.read_text())["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == "CredentialsRefused"
+    ]
+    (outcomes,) = re.findall(r'outcome=~"([^"]*)"', rule["expr"])
+    tables = error_codes._CODES, error_codes._EXCEPTIONS
+    codes = [code for table in tables for code in table[CredentialsRefusedError].split()]
+    assert [code for code in codes if not re.fullmatch(outcomes, code)] == []
+    others = error_codes._CODES[AccessDeniedError].split()
+    assert [code for code in others if re.fullmatch(outcomes, code)] == []

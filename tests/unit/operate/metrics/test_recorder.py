@@ -39,7 +39,9 @@ def observed(series, metric):
         (events.ReceiveEnded("q", 1, 0), names.RECEIVES, {("q", "empty"): 1}),
         (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q"), names.COST, {("q",): 0.4e-6}),
         (events.SQSRequest("SendMessage", 0.1, "ok", "sqs-q.fifo"), names.COST, {("q.fifo",): 0.5e-6}),
-        (events.SQSRequest("SendMessage", 0.1, "ok", "a-monitor"), names.COST, {("other",): 0.4e-6}),
+        (events.SQSRequest("SendMessage", 0.1, "ok", "another"), names.COST, {("other",): 0.4e-6}),
+        (events.SQSRequest("SendMessage", 0.1, "ok", "c-celeryev-1"), names.COST, {("monitor",): 0.4e-6}),
+        (events.SQSRequest("ListQueues", 0.1, "ok", "c-pidbox-"), names.COST, {("control",): 0.4e-6}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.COST, {}),
         (events.EventsDropped("a-monitor", 7), names.EVENTS_DROPPED, {(): 7}),
         (events.ReplyDropped(), names.REPLIES_DROPPED, {(): 1}),
@@ -81,9 +83,6 @@ def test_a_queue_that_is_added_and_one_that_is_cancelled(series):
         (events.SettlementEnded(FACTS, 0.1), names.SETTLE_TIME, {("q",): 1}),
         (events.ExtensionEnded("q", 0.1), names.HEARTBEAT_LAG, {("q",): 1}),
         (events.SQSRequest("PutObject", 0.1, "ok"), names.REQUESTS, {("PutObject", "other", "ok"): 1}),
-        (events.Started(FACTS), names.QUEUE_TIME, {}),
-        (events.Started(DeliveryFacts("q", "m", 2, 0.0, sent=1.0)), names.QUEUE_TIME, {}),
-        (events.Started(DeliveryFacts("q", "m", 1, 0.0, sent=1.0)), names.QUEUE_TIME, {("q",): 1}),
     ],
 )
 def test_a_duration_is_observed(series, recorder, event, metric, expected):
@@ -97,19 +96,78 @@ def test_a_name_that_the_worker_does_not_have_is_no_label(series, recorder):
     assert counted(series, names.ATTEMPTS) == {("unknown", "q"): 3}
 
 
-def test_retries_are_waited_for_until_they_are_back(series, recorder, clock):
+def test_messages_are_hidden_until_they_are_back(series, recorder, clock):
     for seconds in (30, 10, 20):
         emit(events.Hidden(FACTS, seconds))
-        emit(events.Hidden(FACTS, seconds, kept=True))  # for no retry
-    emit(events.Parked(FACTS, 40))  # for its ETA
-    waiting, parked = [], []
+    read = []
     for _ in range(3):
-        waiting += series.read_gauge(names.RETRIES_WAITING)
-        parked += series.read_gauge(names.PARKED)
+        read += series.read_gauge(names.HIDDEN)
         clock.advance(15)
-    assert waiting == [(("q",), 3), (("q",), 2), (("q",), 0)]
-    assert parked == [(("q",), 1)] * 3
-    assert series.read_gauge(names.PARKED) == [(("q",), 0)]
+    assert read == [(("q", "retry"), 3), (("q", "retry"), 2), (("q", "retry"), 0)]
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (events.Hidden(FACTS, 5), "retry"),
+        (events.Hidden(FACTS, 5, kept=True), "kept"),
+        (events.Parked(FACTS, 5), "eta"),
+        (events.Parked(FACTS, 5, "key"), "key"),
+        (events.Renewed(FACTS, 5, "rate"), "rate"),
+        (events.Released(FACTS, 5), "released"),
+    ],
+)
+def test_a_hidden_message_has_its_cause(series, recorder, event, cause):
+    emit(event)
+    assert series.read_gauge(names.HIDDEN) == [(("q", cause), 1)]
+
+
+def lateness(series):
+    """Sums and numbers by kind."""
+    read = series.histograms[names.START_LATENESS].read()
+    return {kind: (total, sum(counts)) for (_, kind), (counts, total) in read.items()}
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"sent": -7.0}, "first"),
+        ({"sent": -99.0, "eta": -7.0, "attempt": 1}, "eta"),
+        ({"sent": -7.0, "attempt": 2}, "retry"),  # Celery has published it
+        ({"sent": -99.0, "eta": -7.0, "attempt": 2}, "retry"),
+    ],
+)
+def test_a_run_is_as_late_as_it_began_after_it_was_to(series, recorder, clock, facts, kind):
+    now = clock.wall()
+    times = {name: value if name == "attempt" else now + value for name, value in facts.items()}
+    emit(events.Started(DeliveryFacts("q", "m", 1, 0.0, **times)))
+    assert lateness(series) == {kind: (7.0, 1)}
+
+
+def test_a_clock_that_is_behind_makes_no_run_early(series, recorder, clock):
+    emit(events.Started(DeliveryFacts("q", "m", 1, 0.0, sent=clock.wall() + 5)))
+    assert lateness(series) == {"first": (0.0, 1)}
+
+
+def test_a_retry_is_late_by_what_passed_since_this_worker_let_it_come_back(series, recorder, clock):
+    again = DeliveryFacts("q", "m", 2, 0.0, "tasks.add", sent=1.0, attempt=2)
+    emit(events.Hidden(FACTS, 10))
+    clock.advance(13)
+    emit(events.Started(again))
+    assert lateness(series) == {"retry": (3.0, 1)}
+    emit(events.Started(again))  # whoever hid it since
+    emit(events.Hidden(FACTS, 10, kept=True))
+    emit(events.Started(again))
+    assert lateness(series) == {"retry": (3.0, 1)}
+
+
+def test_of_many_hidden_messages_the_first_are_forgotten(series, recorder, monkeypatch):
+    monkeypatch.setattr("celery_sqs_visibility.operate.metrics.recorder.MAX_DUE", 2)
+    for name in "abc":
+        emit(events.Hidden(DeliveryFacts("q", name, 1, 0.0), 0))
+    for name in "abc":
+        emit(events.Started(DeliveryFacts("q", name, 2, 0.0)))
+    assert lateness(series) == {"retry": (0.0, 2)}
 
 
 def test_the_last_answer_to_a_receive_is_known_and_at_first_the_workers_start(series, recorder, clock):
