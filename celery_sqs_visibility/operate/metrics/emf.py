@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
+from celery_sqs_visibility.operate.metrics.series import Histogram
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 #: Interval of a queue's lines.
 INTERVAL_SECONDS: Final = 60.0
+
+#: The number of lines over which the duration of runs is averaged: an hour.
+MEAN_LINES: Final = 60
 
 NAMESPACE: Final = "CelerySQS"
 DIMENSION: Final = "Queue"
@@ -27,6 +32,7 @@ UNITS: Final = {
     "Slots": "Count",
     "SlotsBusy": "Count",
     "Backlog": "Count",
+    "Work": "Seconds",
     "InFlight": "Count",
     "Delayed": "Count",
     "DeadLetters": "Count",
@@ -59,18 +65,46 @@ def document(queue: str, values: Mapping[str, float], at: float) -> dict[str, An
     }
 
 
-def values_of(state: WorkerState, depth: QueueDepth | None) -> dict[str, float]:
-    """One worker's figures of a queue. `Workers` is 1: CloudWatch adds them up."""
+def values_of(
+    state: WorkerState, depth: QueueDepth | None, run_seconds: float | None = None
+) -> dict[str, float]:
+    """One worker's figures of a queue. `Workers` is 1: CloudWatch adds them up.
+
+    Without the mean duration of runs, `run_seconds`, the work of a backlog is unknown.
+    """
     values: dict[str, float | None] = {"Workers": 1, "Slots": state.slots, "SlotsBusy": state.busy}
     if depth is not None:
         values |= {
             "Backlog": depth.visible,
+            "Work": depth.visible and (None if run_seconds is None else depth.visible * run_seconds),
             "InFlight": depth.in_flight,
             "Delayed": depth.delayed,
             "DeadLetters": depth.dead_letters,
             "OldestAge": depth.oldest_age_seconds,
         }
     return {name: value for name, value in values.items() if value is not None}
+
+
+class RunSeconds:
+    """Mean duration of each queue's runs over `MEAN_LINES` readings, or the last one known. One thread."""
+
+    def __init__(self, runs: Histogram) -> None:
+        self._runs = runs  # by task, queue and outcome
+        self._past: deque[dict[str, tuple[int, float]]] = deque([{}], MEAN_LINES)  # numbers and sums by queue
+        self._means: dict[str, float] = {}
+
+    def read(self) -> dict[str, float]:
+        """The means in seconds, by queue. To be called once for each line."""
+        now: dict[str, tuple[int, float]] = {}
+        for (_, queue, _), (counts, total) in self._runs.read().items():
+            number, seconds = now.get(queue, (0, 0.0))
+            now[queue] = number + sum(counts), seconds + total
+        for queue, (number, seconds) in now.items():
+            number_before, seconds_before = self._past[0].get(queue, (0, 0.0))
+            if number > number_before:
+                self._means[queue] = (seconds - seconds_before) / (number - number_before)
+        self._past.append(now)
+        return self._means
 
 
 class EMFLog:
@@ -81,20 +115,22 @@ class EMFLog:
         queues: Callable[[], Iterable[str]],
         state: Callable[[], WorkerState],
         depths: Callable[[], list[QueueDepth]],
+        runs: Histogram,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._queues = queues
         self._state = state
         self._depths = depths
+        self._run_seconds = RunSeconds(runs)
         self._clock = clock
         prepare_logger()
 
     def write(self) -> None:
         """Write what is known now."""
         state, now = self._state(), self._clock.wall()
-        depths = {depth.queue: depth for depth in self._depths()}
+        depths, run_seconds = {depth.queue: depth for depth in self._depths()}, self._run_seconds.read()
         for queue in self._queues():
-            values = values_of(state, depths.get(queue))
+            values = values_of(state, depths.get(queue), run_seconds.get(queue))
             LOGGER.info(json.dumps(document(queue, values, now), separators=(",", ":")))
 
 

@@ -63,8 +63,8 @@ class Recorder:
         series.gauges[names.HIDDEN] = self._not_yet_back
         series.gauges[names.LAST_RECEIVE] = self._last_receives
 
-    def start(self) -> None:
-        """Listen. Idempotent."""
+    def start(self, only: type[Event] = Event) -> None:
+        """Listen to the events of that kind. Idempotent."""
         if self._ends:
             return
         heard: dict[type[Event], Callable[[Any], None]] = {
@@ -85,7 +85,7 @@ class Recorder:
             events.SettlementEnded: self._settlement_ended,
         }
         self._begin_at_zero()
-        self._ends = [subscribe(listener, kind) for kind, listener in heard.items()]
+        self._ends = [subscribe(listener, kind) for kind, listener in heard.items() if issubclass(kind, only)]
 
     def _begin_at_zero(self) -> None:
         """A query of Prometheus does not see a counter's first step where the series began with it."""

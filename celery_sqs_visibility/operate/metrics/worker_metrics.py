@@ -19,8 +19,9 @@ from celery.exceptions import ImproperlyConfigured
 from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import OptionError, SQSError
-from celery_sqs_visibility.events import log_safely
+from celery_sqs_visibility.events import DeliveryEnded, Event, log_safely
 from celery_sqs_visibility.operate.http_server import Response
+from celery_sqs_visibility.operate.metrics import names
 from celery_sqs_visibility.operate.metrics.recorder import Recorder, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
@@ -156,7 +157,7 @@ class WorkerMetrics:
         )
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
-        self._is_read = exporters != (EMF,)  # whose lines have no number of events
+        self._counted = DeliveryEnded if exporters == (EMF,) else Event  # whose lines need durations alone
         self._sampler = self._open_sampler(context.options.sample_seconds)
         if PROMETHEUS in exporters:
             self._open_prometheus()
@@ -169,9 +170,8 @@ class WorkerMetrics:
 
     def start(self) -> None:
         """Count from now on."""
-        if self._is_read:
-            _started.add(self._recorder)
-            self._recorder.start()
+        _started.add(self._recorder)
+        self._recorder.start(self._counted)
         self._periodic.start()
         self._ends.append(self._periodic.stop)
 
@@ -235,7 +235,8 @@ class WorkerMetrics:
     def _log_job(self) -> Job:
         from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
 
-        log = EMFLog(self._queues, lambda: worker_state(self._context), lambda: self._sampler.depths)
+        runs = self._series.histograms[names.RUNS]
+        log = EMFLog(self._queues, lambda: worker_state(self._context), lambda: self._sampler.depths, runs)
         return log.write, INTERVAL_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""Each alert of `examples/prometheus/alerts.yml` fires for what it is for, and not for a healthy series."""
+"""Each alert of `examples/prometheus` fires for what it is for, and not for a healthy series; and a rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from support.programs import program
 from celery_sqs_visibility.aws import error_codes
 from celery_sqs_visibility.errors import AccessDeniedError, CredentialsRefusedError
 
-ALERTS = Path(__file__).resolve().parents[4] / "examples/prometheus/alerts.yml"
+PROMETHEUS = Path(__file__).resolve().parents[4] / "examples/prometheus"
+ALERTS, SCALING = PROMETHEUS / "alerts.yml", PROMETHEUS / "scaling.yml"
 
 Q, TASK, RETRY = 'queue="q"', 'task="t",queue="q"', 'queue="q",kind="retry"'
 LAST, AGE = (
@@ -137,21 +138,48 @@ def promtool():
 def test_an_alert_fires_for_what_it_is_for_and_for_nothing_else(promtool, tmp_path, name):
     alert = name.partition(",")[0]
     firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
-    tests = [
-        {
-            "interval": "1m",
-            "input_series": [
-                {"series": series, "values": _spelt(values)} for series, values in given.items()
-            ],
-            "promql_expr_test": [
-                {"expr": firing, "eval_time": "4h", "exp_samples": [{"labels": "{}", "value": fires}]}
-            ],
-        }
-        for given, fires in zip(SERIES[name], (1, 0), strict=True)
-    ]
+    for given, fires in zip(SERIES[name], (1, 0), strict=True):
+        check(promtool, tmp_path, ALERTS, given, firing, [("{}", fires)])
+
+
+WORK = "queue:celery_sqs_work_seconds_per_slot"
+WAITING = f'celery_sqs_queue_messages{{{Q},state="visible"}}'
+#: Two workers of four slots, one of which is the queue's; the queue's runs take 30 seconds.
+FLEET = {
+    f'celery_sqs_queue_paused{{instance="a",job="j",{Q}}}': "0x240",
+    **{f'celery_sqs_slots{{instance="{each}",job="j"}}': "4x240" for each in "ab"},
+}
+RUNS = {
+    f'celery_sqs_run_seconds_count{{{TASK},outcome="succeeded"}}': "0+2x240",
+    f'celery_sqs_run_seconds_sum{{{TASK},outcome="succeeded"}}': "0+60x240",
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({WAITING: "80x240", **FLEET, **RUNS}, 600),
+        ({WAITING: "0x240", **FLEET}, 0),
+        ({WAITING: "80x240", **FLEET}, None),  # how long a run takes is not known yet
+        ({WAITING: "80x240", **RUNS}, None),
+    ],
+)
+def test_work_is_what_each_slot_of_the_queues_workers_would_do(promtool, tmp_path, given, value):
+    expected = [] if value is None else [(f"{WORK}{{{Q}}}", value)]
+    check(promtool, tmp_path, SCALING, given, WORK, expected)
+
+
+def check(promtool, tmp_path, rules, given, query, samples):
+    """After four hours of these series, the query under these rules has these samples."""
+    expected = [{"labels": labels, "value": value} for labels, value in samples]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": _spelt(values)} for series, values in given.items()],
+        "promql_expr_test": [{"expr": query, "eval_time": "4h", "exp_samples": expected}],
+    }
     path = tmp_path / "tests.yml"
     path.write_text(
-        yaml.safe_dump({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": tests})
+        yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [test]})
     )
     ran = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -15,19 +15,29 @@ from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, table
 ROOT = Path(__file__).resolve().parents[4]
 EXAMPLES = ROOT / "examples"
 DASHBOARD = json.loads((EXAMPLES / "grafana/dashboard.json").read_text())
-ALERTS = yaml.safe_load((EXAMPLES / "prometheus/alerts.yml").read_text())
+RULES = [
+    rule
+    for name in ("alerts", "scaling")
+    for group in yaml.safe_load((EXAMPLES / f"prometheus/{name}.yml").read_text())["groups"]
+    for rule in group["rules"]
+]
+ALERTS = [rule for rule in RULES if "alert" in rule]
 
 QUERIES = {
     **{f"panel {p['title']} {t['refId']}": t["expr"] for p in DASHBOARD["panels"] for t in p["targets"]},
-    **{r["alert"]: r["expr"] for group in ALERTS["groups"] for r in group["rules"]},
+    **{rule.get("alert") or rule["record"]: rule["expr"] for rule in RULES},
 }
 
-SERIES = {one.exposed: {*one.labels} for one in METRICS if one.kind is not Kind.HISTOGRAM} | {
-    f"{one.name}_{part}": {*one.labels, "le"}
-    for one in METRICS
-    if one.kind is Kind.HISTOGRAM
-    for part in ("bucket", "sum", "count")
-}
+SERIES = (
+    {one.exposed: {*one.labels} for one in METRICS if one.kind is not Kind.HISTOGRAM}
+    | {
+        f"{one.name}_{part}": {*one.labels, "le"}
+        for one in METRICS
+        if one.kind is Kind.HISTOGRAM
+        for part in ("bucket", "sum", "count")
+    }
+    | {rule["record"].partition(":")[2]: {"queue"} for rule in RULES if "record" in rule}
+)
 
 #: Labels that Prometheus adds to what it scrapes.
 SCRAPED = {"instance", "job"}
@@ -54,8 +64,8 @@ def test_the_dashboard_shows_every_metric_and_each_panel_has_a_place_of_its_own(
 
 def test_prometheus_loads_the_alerts_which_all_say_what_is_wrong():
     config = yaml.safe_load((EXAMPLES / "prometheus/prometheus.yml").read_text())
-    assert config["rule_files"] == ["alerts.yml"]
-    for rule in ALERTS["groups"][0]["rules"]:
+    assert config["rule_files"] == ["alerts.yml", "scaling.yml"]
+    for rule in ALERTS:
         assert rule["labels"]["severity"] in {"warning", "critical"}
         assert rule["annotations"]["summary"]
 

@@ -16,7 +16,7 @@ from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.events import DeliveryEnded
+from celery_sqs_visibility.events import DeliveryEnded, SettlementEnded, SQSRequest, Started
 from celery_sqs_visibility.operate.metrics import names, worker_metrics
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series
@@ -95,11 +95,13 @@ def test_metrics_begin_and_end_with_the_worker(app):
     assert not any(family.name == names.SLOTS.name for family in REGISTRY.collect())
 
 
-def test_for_lines_of_cloudwatch_alone_no_event_is_made(app):
+def test_for_lines_of_cloudwatch_alone_only_the_ends_of_runs_are_heard(app):
     metrics = WorkerMetrics(app, context(), ("emf",))
     metrics.start()
-    assert not DeliveryEnded.is_wanted()
+    wanted = [kind for kind in (DeliveryEnded, Started, SettlementEnded, SQSRequest) if kind.is_wanted()]
+    assert wanted == [DeliveryEnded]
     metrics.stop()
+    assert not DeliveryEnded.is_wanted()
 
 
 def test_a_forked_child_counts_nothing(app):
