@@ -1,4 +1,4 @@
-"""`celery -A proj sqs pause` and `resume`: workers stop polling a queue, and poll it again."""
+"""`celery -A proj sqs pause` and `resume`: workers stop polling a queue or running a task, and go on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import difflib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 import click
 from celery import Celery
 
 from celery_sqs_visibility.aws.kept_pauses import end_kept_pause, keep_pause
+from celery_sqs_visibility.delivery.receive.pauses import LOOK_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
-from celery_sqs_visibility.operate.figures import duration_text
+from celery_sqs_visibility.operate.figures import UNIT_SECONDS, duration_text, usd_of
 from celery_sqs_visibility.operate.invocation import (
     CONTROL_IS_OFF,
     PASSING,
@@ -32,7 +33,18 @@ from celery_sqs_visibility.operate.invocation import (
     with_retries,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+
+#: Requests for a look at a message: it is received, sent as a copy and deleted, perhaps with nine others.
+REQUESTS_A_LOOK: Final = 3
+
+_USD_A_DAY: Final = usd_of(1000 * UNIT_SECONDS["d"] / LOOK_SECONDS * REQUESTS_A_LOOK, "")
+
+COST_OF_A_PAUSED_TASK: Final = (
+    f"Its messages come back every {LOOK_SECONDS} s to be looked at: 1,000 that wait cost "
+    f"USD {_USD_A_DAY / BATCH_ENTRIES:.2f} to {_USD_A_DAY:.2f} a day. No look is an attempt."
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,8 +65,14 @@ nodes_option: Callable[[F], F] = click.option(
 )
 
 
+task_option: Callable[[F], F] = click.option(
+    "--task", metavar="NAME", help="The messages of this task, in all queues, instead of a queue."
+)
+
+
 @click.command()
-@click.argument("queue")
+@click.argument("queue", required=False)
+@task_option
 @click.option(
     "--for",
     "seconds",
@@ -70,7 +88,8 @@ nodes_option: Callable[[F], F] = click.option(
 @click.pass_context
 def pause(
     ctx: click.Context,
-    queue: str,
+    queue: str | None,
+    task: str | None,
     seconds: float | None,
     nodes: tuple[str, ...],
     timeout: float,
@@ -78,52 +97,91 @@ def pause(
     keep: bool,
     as_json: bool,
 ) -> None:
-    """Stop workers from polling QUEUE.
+    """Stop workers from polling QUEUE, or from running one task.
 
     Tasks that run go on. Tasks that wait in a worker go back to the queue, for other workers or for later,
     which costs each an attempt. A worker that starts meanwhile is not paused unless you --keep the pause.
+
+    With --task each message of the task waits as a copy in SQS, which costs no attempt, and is looked at once
+    a minute. In a FIFO queue the worker holds it.
     """
-    if keep and nodes:
-        raise click.UsageError("--keep pauses all workers: leave out --destination")
+    paused = _Paused.of(queue, task)
+    if keep and (nodes or task):
+        raise click.UsageError("--keep pauses a queue for all workers: leave out --task and --destination")
     app = app_of(ctx)
     with _controlled(app) as broker:
         if keep:  # first: a worker that starts now reads the tag, or gets the command
             until = math.inf if seconds is None else SYSTEM_CLOCK.wall() + seconds
-            with_retries(lambda: keep_pause(broker.queues.find(queue), until), PASSING)
-        answers = ask(app, "sqs_pause", timeout, nodes, queue=queue, seconds=seconds, kept=keep)
-    _show(queue, answers, _paused, timeout, kept=keep, as_json=as_json)
-    if not as_json:
-        say(f"Workers that start from now on are {'paused, too' if keep else 'not paused: use --keep'}.")
+            with_retries(lambda: keep_pause(broker.queues.find(paused.name), until), PASSING)
+        kept = {"kept": keep} if queue else {}
+        answers = paused.ask(
+            app, "sqs_pause_task" if task else "sqs_pause", timeout, nodes, seconds=seconds, **kept
+        )
+    _show(paused, answers, _paused, timeout, kept=keep, as_json=as_json)
+    if as_json:
+        return
+    if task:
+        say(COST_OF_A_PAUSED_TASK)
+    others = "paused, too" if keep else "not paused: use --keep" if queue else "not paused"
+    say(f"Workers that start from now on are {others}.")
 
 
 @click.command()
-@click.argument("queue")
+@click.argument("queue", required=False)
+@task_option
 @nodes_option
 @timeout_option
 @json_option
 @click.pass_context
-def resume(ctx: click.Context, queue: str, nodes: tuple[str, ...], timeout: float, *, as_json: bool) -> None:
-    """Let workers poll QUEUE again, also those that start. Harmless where it is not paused.
+def resume(
+    ctx: click.Context,
+    queue: str | None,
+    task: str | None,
+    nodes: tuple[str, ...],
+    timeout: float,
+    *,
+    as_json: bool,
+) -> None:
+    """Let workers poll QUEUE, or run a task, again. Harmless where it is not paused.
 
-    With --destination a kept pause goes on for workers that start.
+    Workers that start poll the queue, too, but with --destination a kept pause goes on for these.
     """
+    paused = _Paused.of(queue, task)
     app, kept, denied = app_of(ctx), False, None
     with _controlled(app) as broker:
         try:
-            if not nodes:
+            if queue and not nodes:
                 kept = with_retries(lambda: end_kept_pause(broker.queues.find(queue)), PASSING)
         except QueueDoesNotExistError:
             pass  # the workers' answers name those that they consume
         except AccessDeniedError as error:
             denied = error
-        answers = ask(app, "sqs_resume", timeout, nodes, queue=queue)
+        answers = paused.ask(app, "sqs_resume_task" if task else "sqs_resume", timeout, nodes)
     if answers or denied is None:
-        _show(queue, answers, _resumed, timeout, kept=kept, as_json=as_json)
+        _show(paused, answers, _resumed, timeout, kept=kept, as_json=as_json)
     if denied is not None:
         sentence = f"a pause of queue {queue!r} that was kept goes on for workers that start: {denied}"
         raise NotPermittedError(sentence)
     if kept and not as_json:
         say("Workers that start from now on are not paused.")
+
+
+class _Paused(NamedTuple):
+    """What is paused or resumed: a queue or a task, by its name."""
+
+    kind: Literal["queue", "task"]
+    name: str
+
+    @classmethod
+    def of(cls, queue: str | None, task: str | None) -> _Paused:
+        if bool(queue) == bool(task):
+            raise click.UsageError("name a queue, or a task with --task NAME")
+        return cls("queue", queue) if queue else cls("task", task or "")
+
+    def ask(
+        self, app: Celery, command: str, timeout: float, nodes: tuple[str, ...], **arguments: Any
+    ) -> dict[str, Any]:
+        return ask(app, command, timeout, nodes, **{self.kind: self.name}, **arguments)
 
 
 @contextmanager
@@ -134,19 +192,21 @@ def _controlled(app: Celery) -> Iterator[BrokerContext]:
         yield broker
 
 
-def _refusal(queue: str, answers: Mapping[str, Any]) -> str:
+def _refusal(paused: _Paused, answers: Mapping[str, Any]) -> str:
+    if paused.kind == "task" and all("task" in answer for answer in answers.values()):
+        return f"no worker that answered has task {paused.name!r}"
     queues = sorted({name for answer in answers.values() for name in answer.get("queues", ())})
     if not all(answer.get("queues") for answer in answers.values()):
         return "; ".join(f"{node}: {answer['error']}" for node, answer in answers.items())
-    (nearest,) = difflib.get_close_matches(queue, queues, n=1, cutoff=0.0)
+    (nearest,) = difflib.get_close_matches(paused.name, queues, n=1, cutoff=0.0)
     return (
-        f"no worker that answered consumes queue {queue!r}; they consume {', '.join(map(repr, queues))}. "
-        f"The nearest is {nearest!r}."
+        f"no worker that answered consumes queue {paused.name!r}; they consume "
+        f"{', '.join(map(repr, queues))}. The nearest is {nearest!r}."
     )
 
 
 def _show(
-    queue: str,
+    paused: _Paused,
     answers: Mapping[str, Any],
     sentence: Callable[[Mapping[str, Any]], str],
     timeout: float,
@@ -154,7 +214,7 @@ def _show(
     kept: bool,
     as_json: bool,
 ) -> None:
-    """Print the answers of the workers that consume the queue.
+    """Print the answers of the workers that consume the queue, or have the task.
 
     Raises:
         CommandError: there are none, and no tag was changed, so nothing was done.
@@ -162,22 +222,25 @@ def _show(
     if not kept and not answers:
         raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
     if not kept and all("error" in answer for answer in answers.values()):
-        raise CommandError(_refusal(queue, answers))
+        raise CommandError(_refusal(paused, answers))
     if as_json:
-        show_json({"queue": queue, "kept": kept, "workers": answers})
+        of_queue = {"kept": kept} if paused.kind == "queue" else {}
+        show_json({paused.kind: paused.name, **of_queue, "workers": answers})
         return
     for node, answer in answers.items():
         if "error" not in answer:
             say(f"{node}: {sentence(answer['ok'])}")
-        elif "queues" not in answer:  # else it does not consume the queue
+        elif not answer.keys() & {"queues", "task"}:  # else it is not concerned
             say(f"{node}: not done: {answer['error']}")
 
 
 def _paused(condition: Mapping[str, Any]) -> str:
     left, running = condition["seconds_left"], condition["running"]
     how_long = "until it is resumed" if left is None else f"for {duration_text(left)}"
-    waiting = max(0, condition["held"] - running)
-    return f"paused {how_long}; {running} running, {waiting} given back"
+    said = f"paused {how_long}; {running} running"
+    if "held" in condition:
+        said += f", {max(0, condition['held'] - running)} given back"
+    return said
 
 
 def _resumed(answer: Mapping[str, Any]) -> str:

@@ -289,6 +289,8 @@ def _worker_row(node: str, answer: Mapping[str, Any]) -> list[Any]:
     queues: Mapping[str, Mapping[str, Any]] = answer["queues"]
     held, hidden = (sum(queue.get(each, 0) for queue in queues.values()) for each in ("held", "hidden"))
     paused = [_paused(name, queue) for name, queue in queues.items() if queue["paused"]]
+    tasks: Mapping[str, float | None] = answer.get("paused_tasks", {})
+    paused += [_paused(f"task {name}", {"seconds_left": left}) for name, left in tasks.items()]
     return [
         node,
         answer["pool"],

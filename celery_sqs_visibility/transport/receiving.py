@@ -32,6 +32,7 @@ class Receiving:
         loop_late: returns for how long the worker's loop has not come round; a bootstep sets it, as `slots`.
         turns: of the worker's queues, if these have an order or a maximum.
         pauses: the worker's queues that are not polled for now.
+        paused_tasks: the tasks that are not run for now.
         queue_consumers: the consumers in use, and those of a closed channel while a task of theirs runs.
         worker_queue_consumers: the worker's own; the others belong to consumers inside its tasks.
     """
@@ -52,7 +53,7 @@ class Receiving:
         self.turns: TurnBuffers | None = None
         if options.has_turns:
             self.turns = TurnBuffers(Turns(options.queue_order, options.for_queue), pump.lock)
-        self.pauses = Pauses()
+        self.pauses, self.paused_tasks = Pauses(), Pauses()
         self.slots: Callable[[], Slots] | None = None
         self.loop_late: Callable[[float, float], float] | None = None
         self._capacity: Capacity | None = None

@@ -40,6 +40,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
+from celery_sqs_visibility.worker.paused_tasks import PausedTasks
 from celery_sqs_visibility.worker.pool_patches import (
     flush_only_unsent,
     hand_over_requests,
@@ -98,6 +99,7 @@ class Deliveries(SQSStep):
         BadMessages(parent)
         RateLimits(parent, self._worker)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
+            PausedTasks(parent, self._worker, context.receiving.paused_tasks)
             self._join_remote_control(parent, context)
 
     @staticmethod

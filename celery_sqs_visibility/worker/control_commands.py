@@ -23,6 +23,7 @@ from celery_sqs_visibility.delivery.consumer import QueueConsumer
 from celery_sqs_visibility.delivery.threads import snapshot, start_thread
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.worker.batches import has_own_strategy
 from celery_sqs_visibility.worker.drain import grace_period, time_of_runs
 from celery_sqs_visibility.worker.held_messages import Moment, begun_at, described
 from celery_sqs_visibility.worker.pool_patches import number_of_slots
@@ -73,15 +74,45 @@ def sqs_resume(state: Any, queue: str, **_: Any) -> dict[str, Any]:
     return {"ok": {"was_paused": was_paused}}
 
 
+@control_command(args=[("task", str), ("seconds", float)], signature="<task> [seconds]")
+def sqs_pause_task(state: Any, task: str, seconds: float | None = None, **_: Any) -> dict[str, Any]:
+    """Run a task no more, and let its messages wait; for good, or for some seconds."""
+    known = state.app.tasks.get(task)
+    if known is None:
+        return {"error": f"has no task {task!r}", "task": task}
+    if has_own_strategy(known):
+        return {"error": f"task {task!r} collects its messages itself, and cannot be paused: pause its queue"}
+    pauses = _context(state).receiving.paused_tasks
+    pauses.pause(task, math.inf if seconds is None else float(seconds))
+    how_long = "until it is resumed" if seconds is None else f"for {float(seconds):g} s"
+    logger.info("task %r is paused %s; a worker that starts meanwhile runs it", task, how_long)
+    running = sum(request.name == task for request in snapshot(worker_state.active_requests))
+    return {"ok": {"seconds_left": seconds, "running": running}}
+
+
+@control_command(args=[("task", str)], signature="<task>")
+def sqs_resume_task(state: Any, task: str, **_: Any) -> dict[str, Any]:
+    """Run a paused task again."""
+    pauses = _context(state).receiving.paused_tasks
+    if task not in state.app.tasks:
+        return {"error": f"has no task {task!r}", "task": task}
+    was_paused = pauses.get(task) is not None
+    pauses.resume(task)
+    if was_paused:
+        logger.info("task %r is resumed", task)
+    return {"ok": {"was_paused": was_paused}}
+
+
 @inspect_command()
 def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
-    """Tell which queues are polled and paused, and how many messages of each are held and hidden."""
+    """Tell which queues are polled, what is paused, and how many messages are held and hidden."""
     module = type(state.consumer.pool).__module__.rpartition(".")[2]
     return {
         "pool": "threads" if module == "thread" else module,  # its name on the command line
         "slots": number_of_slots(state.consumer),
         "busy": len(worker_state.active_requests),
         "queues": _conditions(_context(state)),
+        "paused_tasks": _context(state).receiving.paused_tasks.all(),
     }
 
 

@@ -117,6 +117,11 @@ class DeliveryRequest(CeleryRequest):
                 self.end_lost_run(receipt)
 
     def revoked(self) -> bool:
+        """Returns whether it must not run: it was revoked, has expired, or its task is paused."""
+        waits = self.worker.waits_for_resume
+        return self._is_revoked() or (waits is not None and waits(self))
+
+    def _is_revoked(self) -> bool:
         """Returns whether it was revoked or has expired. After an error the message comes back."""
         if not (state.revoked or state.revoked_stamps or self.expires):
             return False  # there is nothing for Celery to look at

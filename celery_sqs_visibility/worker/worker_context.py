@@ -28,6 +28,8 @@ class WorkerContext:
         left: the threads whose runs nobody waits for any longer; a shutdown adds them.
         when_lost: the transport option, for tasks that do not say it themselves.
         on_eta: hears of a request with an ETA when it is made, if anybody wants to.
+        waits_for_resume: lets a request wait whose task is paused, and tells whether it does; set where tasks
+            can be paused.
     """
 
     def __init__(self, pool: BasePool | None = None, *, has_processes: bool = False) -> None:
@@ -39,6 +41,7 @@ class WorkerContext:
         self.left: set[int | None] = set()
         self.when_lost = "continue"
         self.on_eta: Callable[[Any], object] | None = None
+        self.waits_for_resume: Callable[[Any], bool] | None = None
 
     @property
     def can_end_runs(self) -> bool:

@@ -20,6 +20,7 @@ FIRST = f"worker1@{socket.gethostname()}"
 TO_FIRST = ("-d", FIRST, "-t", str(SOON))  # who waits for one answer waits no longer than for that
 POLL_SECONDS = 1  # of a long poll, which nobody cuts off
 PAUSE_SECONDS = 5
+TASK_PAUSE_SECONDS = 15  # a busy machine does much more slowly what happens meanwhile
 
 
 @pytest.fixture
@@ -143,6 +144,53 @@ def test_a_worker_that_starts_under_a_kept_pause_polls_nothing(site, end):
     assert (resumed.exit_code, site.sqs.list_queue_tags(QueueUrl=site.url).get("Tags", {})) == (0, {})
     (started,) = site.diary.wait_for("started", key="a")
     assert started["sqs"]["receive_count"] == 1
+
+
+def pause_task(site, *, seconds, task="work.quick"):
+    """Returns the instant before which the pause does not end."""
+    began = time.monotonic()
+    answers(site, "pause", "--task", task, "--for", f"{seconds}s", *TO_FIRST)
+    return began + seconds
+
+
+@pytest.mark.own_pool
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_paused_task_waits_without_an_attempt_while_others_of_its_queue_run(site, pool):
+    letters = site.create_queue_with_dead_letters(1)  # any second receive would make a dead letter
+    start(site, pool=pool, concurrency=1)
+    pause_task(site, seconds=TASK_PAUSE_SECONDS)
+    for key in "ab":
+        site.send("quick", key)
+    site.send("stock", "other")
+    site.diary.wait_for("started", key="other")
+    until = pause_task(site, seconds=TASK_PAUSE_SECONDS + 5)  # so that each is looked at again
+    assert "task work.quick (" in sqs(site, "status", "-t", "5").output
+    for entry in site.diary.wait_for("started", 2, task="work.quick"):
+        assert (entry["retries"], entry["sqs"]["receive_count"]) == (0, 1)
+        assert entry["monotonic"] >= until
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    assert site.counts(letters) == (0, 0)
+    assert site.diary.count("started") == 3
+
+
+def test_a_paused_task_of_a_fifo_queue_is_held_with_its_group(make_fifo_site):
+    prefix = f"{uuid.uuid4().hex[:8]}-"
+    site = make_fifo_site(
+        remote_control=True, control_prefix=prefix, wait_time_seconds=1, visibility_timeout=300
+    )
+    start(site, concurrency=2)
+    until = pause_task(site, seconds=TASK_PAUSE_SECONDS)
+    for group_id, task, key in [("a", "quick", "a1"), ("a", "stock", "a2"), ("b", "stock", "b1")]:
+        site.app.send_task(f"work.{task}", [key], MessageGroupId=group_id)
+    site.diary.wait_for("started", key="b1")
+    wait_until(lambda: condition(site)["held"] == 1, SOON, "the paused one to be held")
+    site.diary.wait_for("started", key="a2")
+    entries = site.diary.entries("started")
+    assert [entry["key"] for entry in entries] == ["b1", "a1", "a2"]
+    assert [entry["sqs"]["receive_count"] for entry in entries] == [1, 1, 1]
+    assert entries[1]["monotonic"] >= until
+    with site.app.connection_for_read() as connection:
+        connection.transport.context.end_control()
 
 
 def test_nobody_answers(site):

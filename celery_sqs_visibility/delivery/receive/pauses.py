@@ -1,4 +1,4 @@
-"""Pauses of queues, in which a process does not poll them."""
+"""Pauses of queues, in which a process does not poll them, and of tasks, which it does not run."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 #: an account together may make 30 requests about tags a second, and a large fleet starts at once.
 THROTTLED_TRIES: Final = 10
 
+#: A message whose task is paused is looked at again after this time.
+LOOK_SECONDS: Final = 60
+
 #: Errors after which the queue is polled as if no pause were kept. After others a poll would fail, too.
 UNREADABLE: Final = (AccessDeniedError, RequestRefusedError, ThrottledError, UnrecognizedResponseError)
 
@@ -42,7 +45,7 @@ class Pause:
 
 
 class Pauses:
-    """Paused queues, by Celery's names. One for each process: a pause outlasts a connection.
+    """Paused queues, or tasks, by Celery's names. One for each process: a pause outlasts a connection.
 
     Any thread. A pause that is over counts as none.
     """
@@ -114,3 +117,8 @@ class Pauses:
     def seconds_left(self, queue: str) -> float:
         """How long the queue's pause still lasts; 0 without one."""
         return max(0.0, self.until(queue) - self._clock.monotonic())
+
+    def all(self) -> dict[str, float | None]:
+        """The seconds that each pause still lasts, by name; `None` without an end."""
+        left = {name: self.seconds_left(name) for name in list(self._pauses)}
+        return {name: round(each, 1) if each < math.inf else None for name, each in left.items() if each}

@@ -24,12 +24,13 @@ def told(run_on, monkeypatch):
     """Run a command where workers answer so; `told.arguments` are those that they get."""
 
     def run(sqs, command, answers, *args):
-        def ask(_app, _command, _timeout, _nodes, **arguments):
-            run.arguments = arguments
+        def ask(_app, command, _timeout, _nodes, **arguments):
+            run.command, run.arguments = command, arguments
             return answers
 
         monkeypatch.setattr(module, "ask", ask)
-        return run_on(sqs, command, "mail", *args, broker_transport_options={"remote_control": True})
+        what = () if "--task" in args else ("mail",)
+        return run_on(sqs, command, *what, *args, broker_transport_options={"remote_control": True})
 
     return run
 
@@ -88,7 +89,39 @@ def test_one_worker_is_resumed_while_the_tag_stays(told, sqs):
     assert told(sqs, resume, {"w@h": {"ok": {"was_paused": True}}}, "-d", "w@h").stdout == "w@h: resumed\n"
     assert PAUSE_TAG in sqs.queue_tags(sqs.url)
     refused = told(sqs, pause, PAUSED, "--keep", "-d", "w@h")
-    assert (refused.exit_code, "leave out --destination" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "pauses a queue for all workers" in refused.stderr) == (2, True)
+
+
+def test_a_task_is_paused_without_a_tag_and_says_what_that_costs(told, sqs):
+    answers = {"w@h": {"ok": {"seconds_left": 600.0, "running": 2}}, "v@h": {"error": "none", "task": "t"}}
+    done = told(sqs, pause, answers, "--task", "t", "--for", "10m")
+    assert done.stdout == (
+        "w@h: paused for 10m; 2 running\n"
+        "Its messages come back every 60 s to be looked at: 1,000 that wait cost USD 0.17 to 1.73 a day. "
+        "No look is an attempt.\n"
+        "Workers that start from now on are not paused.\n"
+    )
+    assert (told.command, told.arguments) == ("sqs_pause_task", {"task": "t", "seconds": 600.0})
+    resumed = told(sqs, resume, {"w@h": {"ok": {"was_paused": True}}}, "--task", "t")
+    assert (resumed.stdout, told.command) == ("w@h: resumed\n", "sqs_resume_task")
+    shown = json.loads(told(sqs, pause, answers, "--task", "t", "--json").stdout)
+    assert shown == {"task": "t", "workers": answers}
+    assert [action for action, _ in sqs.calls] == ["CreateQueue"]
+
+
+def test_a_task_that_no_worker_has_is_an_error(told, sqs):
+    done = told(sqs, pause, {"v@h": {"error": "has no task 't'", "task": "t"}}, "--task", "t")
+    assert (done.exit_code, done.stderr) == (1, "Error: no worker that answered has task 't'\n")
+    batched = told(sqs, pause, {"v@h": {"error": "pause its queue"}}, "--task", "t")
+    assert (batched.exit_code, batched.stderr) == (1, "Error: v@h: pause its queue\n")
+
+
+@pytest.mark.parametrize("command", [pause, resume])
+@pytest.mark.parametrize("what", [(), ("mail", "--task", "t")])
+def test_a_queue_or_a_task_is_named(run_on, sqs, command, what):
+    done = run_on(sqs, command, *what)
+    assert (done.exit_code, "name a queue, or a task with --task NAME" in done.stderr) == (2, True)
+    assert run_on(sqs, pause, "--task", "t", "--keep").exit_code == 2
 
 
 def test_without_permission_nothing_is_paused_and_workers_are_resumed(told, sqs):

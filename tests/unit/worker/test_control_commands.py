@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from celery import Task
 from celery.worker import state
 from celery.worker.control import Panel
 from support import factories
@@ -29,11 +30,16 @@ class Delivery:
 
 
 class Request:
+    name = "another task"
     visibility_timeout = None
     id = "an id"
 
     def __init__(self, delivery=None):
         self.delivery = delivery or Delivery()
+
+
+class Batched(Task):
+    Strategy = "a strategy of its own"
 
 
 class QueueConsumer:
@@ -70,7 +76,9 @@ def consumer():
 @pytest.fixture
 def panel(consumer):
     """Call a command as Celery's pidbox does; `panel.context` is the worker's."""
-    receiving = SimpleNamespace(pauses=Pauses(FakeClock()), worker_queue_consumers=[consumer])
+    receiving = SimpleNamespace(
+        pauses=Pauses(FakeClock()), paused_tasks=Pauses(FakeClock()), worker_queue_consumers=[consumer]
+    )
     context = SimpleNamespace(receiving=receiving)
     celerys = SimpleNamespace(
         pool=SimpleNamespace(limit=4, uses_semaphore=False),
@@ -80,7 +88,8 @@ def panel(consumer):
     state.active_requests.add(consumer.runs)
 
     def call(command, **arguments):
-        return Panel.data[command](SimpleNamespace(consumer=celerys), **arguments)
+        app = SimpleNamespace(tasks={"task": Task(), "batched": Batched()})
+        return Panel.data[command](SimpleNamespace(consumer=celerys, app=app), **arguments)
 
     call.context, call.pool = context, celerys.pool
     return call
@@ -134,6 +143,34 @@ def test_resuming_twice_is_harmless(panel, consumer, caplog):
     assert "queue 'q' is paused until it is resumed" in caplog.text
 
 
+def test_a_worker_pauses_a_task_tells_and_resumes_it(panel, consumer, caplog):
+    caplog.set_level("INFO")
+    consumer.runs.name = "task"
+    assert panel("sqs_pause_task", task="task", seconds=60) == {"ok": {"seconds_left": 60, "running": 1}}
+    assert panel("sqs_queues")["paused_tasks"] == {"task": 60.0}
+    assert panel("sqs_pause_task", task="task") == {"ok": {"seconds_left": None, "running": 1}}
+    assert panel("sqs_queues")["paused_tasks"] == {"task": None}
+    assert [panel("sqs_resume_task", task="task") for _ in range(2)] == [
+        {"ok": {"was_paused": True}},
+        {"ok": {"was_paused": False}},
+    ]
+    assert panel("sqs_queues")["paused_tasks"] == {}
+    assert "task 'task' is paused for 60 s" in caplog.text
+    assert "task 'task' is paused until it is resumed" in caplog.text
+    assert caplog.text.count("task 'task' is resumed") == 1
+
+
+@pytest.mark.parametrize("command", ["sqs_pause_task", "sqs_resume_task"])
+def test_a_task_that_the_worker_does_not_have_is_refused(panel, command):
+    assert panel(command, task="tusk") == {"error": "has no task 'tusk'", "task": "tusk"}
+    assert panel.context.receiving.paused_tasks.all() == {}
+
+
+def test_a_task_that_collects_its_messages_is_not_paused(panel):
+    assert "pause its queue" in panel("sqs_pause_task", task="batched")["error"]
+    assert panel.context.receiving.paused_tasks.all() == {}
+
+
 @pytest.mark.parametrize("command", ["sqs_pause", "sqs_resume"])
 def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, command):
     answer = panel(command, queue="qq")
@@ -143,7 +180,7 @@ def test_a_queue_that_is_not_consumed_is_refused_with_those_that_are(panel, comm
 
 
 def test_the_commands_have_help_for_celery_control():
-    for name in ("sqs_pause", "sqs_resume", "sqs_queues", "sqs_held"):
+    for name in ("sqs_pause", "sqs_resume", "sqs_pause_task", "sqs_resume_task", "sqs_queues", "sqs_held"):
         assert Panel.meta[name].help == getattr(control_commands, name).__doc__.splitlines()[0]
 
 
