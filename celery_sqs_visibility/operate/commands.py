@@ -28,7 +28,7 @@ MODULES: Final[dict[str, str]] = {
     "permissions": "permissions",
     "queues": "queues",
     "resume": "pause",
-    "status": "status",
+    "status": "status.command",
 }
 
 

@@ -24,6 +24,9 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 AGE_WINDOW_SECONDS: Final = 15 * 60
 DAY_SECONDS: Final = 86_400
 
+#: Rates are averages of the values that CloudWatch has of this time.
+RATE_WINDOW_SECONDS: Final = 5 * 60
+
 OLDEST: Final = "ApproximateAgeOfOldestMessage"
 
 #: Metrics whose sums, together, are about as many as the requests were: one for a receive that brought
@@ -34,6 +37,9 @@ TRAFFIC: Final = (
     "NumberOfMessagesReceived",
     "NumberOfMessagesDeleted",
 )
+
+#: Of a queue that is asked for all, once.
+METRICS_OF_A_QUEUE: Final = 3 + len(TRAFFIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,19 @@ class QueueMetrics:
     def requests_of_a_day(self, queues: Sequence[Queue]) -> Measured:
         """An estimate of each queue's requests within the last 24 hours; see `TRAFFIC`."""
         return self._ask(queues, TRAFFIC, "Sum", DAY_SECONDS, 3600, sum)
+
+    def sent_a_second(self, queues: Sequence[Queue]) -> Measured:
+        """Messages that were sent to each queue in a second, within the last minutes."""
+        return self._rate(queues, "NumberOfMessagesSent")
+
+    def deleted_a_second(self, queues: Sequence[Queue]) -> Measured:
+        """Messages of each queue that were deleted in a second, within the last minutes."""
+        return self._rate(queues, "NumberOfMessagesDeleted")
+
+    def _rate(self, queues: Sequence[Queue], name: str) -> Measured:
+        return self._ask(
+            queues, (name,), "Sum", RATE_WINDOW_SECONDS, 60, lambda sums: sum(sums) / len(sums) / 60
+        )
 
     def _ask(
         self,

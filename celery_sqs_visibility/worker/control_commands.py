@@ -106,12 +106,15 @@ def sqs_resume_task(state: Any, task: str, **_: Any) -> dict[str, Any]:
 @inspect_command()
 def sqs_queues(state: Any, **_: Any) -> dict[str, Any]:
     """Tell which queues are polled, what is paused, and how many messages are held and hidden."""
-    module = type(state.consumer.pool).__module__.rpartition(".")[2]
+    module, waits = type(state.consumer.pool).__module__.rpartition(".")[2], _waits()
     return {
         "pool": "threads" if module == "thread" else module,  # its name on the command line
         "slots": number_of_slots(state.consumer),
         "busy": len(worker_state.active_requests),
-        "queues": _conditions(_context(state)),
+        "queues": {
+            queue: {**condition, "waited": waits.get(queue)}
+            for queue, condition in _conditions(_context(state)).items()
+        },
         "paused_tasks": _context(state).receiving.paused_tasks.all(),
     }
 
@@ -137,8 +140,7 @@ def sqs_held(state: Any, task_id: str | None = None, limit: int = MAX_HELD, **_:
 def _held(consumers: list[QueueConsumer]) -> list[Delivery]:
     """What is held, and the runs whose messages were deleted when they began."""
     held = [each for one in consumers for each in one.held()]
-    runs = [getattr(request, "delivery", None) for request in snapshot(worker_state.active_requests)]
-    return [*held, *(each for each in runs if each is not None and not each.held and each.acknowledged_early)]
+    return [*held, *(each for each in _runs() if not each.held and each.acknowledged_early)]
 
 
 def _moment(context: BrokerContext, consumers: list[QueueConsumer]) -> Moment:
@@ -185,8 +187,7 @@ def _conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
     consumers, now = _consumers(context), SYSTEM_CLOCK.monotonic()
     held = Counter(each.facts.queue for one in consumers for each in one.held())
     hidden = {each.queue: each.hidden for one in consumers for each in one.polling_facts(now)}
-    deliveries = [getattr(request, "delivery", None) for request in snapshot(worker_state.active_requests)]
-    running = Counter(each.facts.queue for each in deliveries if each is not None)
+    running = Counter(each.facts.queue for each in _runs())
     return {
         queue: {
             **_pause_of(context, queue),
@@ -196,6 +197,22 @@ def _conditions(context: BrokerContext) -> dict[str, dict[str, Any]]:
         }
         for queue in _consumed_queues(context)
     }
+
+
+def _waits() -> dict[str, float]:
+    """The longest wait in seconds of first attempts that run, since their ETA or sending, by queue."""
+    now, wall, waits = SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall(), dict[str, float]()
+    for each in _runs():
+        if each.began is not None and each.facts.sent and each.facts.attempt == 1:
+            due = each.facts.eta or each.facts.sent
+            waited = round(max(0.0, wall - (now - each.began) - due), 1)
+            waits[each.facts.queue] = max(waited, waits.get(each.facts.queue, 0.0))
+    return waits
+
+
+def _runs() -> list[Delivery]:
+    requests = snapshot(worker_state.active_requests)
+    return [each for each in (getattr(request, "delivery", None) for request in requests) if each is not None]
 
 
 def _pause_of(context: BrokerContext, queue: str) -> dict[str, Any]:

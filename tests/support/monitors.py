@@ -69,8 +69,9 @@ class Exporter(Monitor):
 class Screen(Monitor):
     """`celery *args` in a terminal. Its log is what it has drawn."""
 
-    def __init__(self, log: Path, config: Mapping[str, object], *args: str) -> None:
-        program = "import os, pty, sys; os.environ.update(LINES='40', COLUMNS='120'); pty.spawn(sys.argv[1:])"
+    def __init__(self, log: Path, config: Mapping[str, object], *args: str, columns: int = 120) -> None:
+        size = f"LINES='40', COLUMNS='{columns}'"
+        program = f"import os, pty, sys; os.environ.update({size}); pty.spawn(sys.argv[1:])"
         command = [sys.executable, "-m", "celery", *args]
         super().__init__(log, config, "-c", program, *command, python=Path(sys.executable))
 

@@ -46,4 +46,4 @@ def test_commands_print_by_the_one_function_that_looks_at_the_text():
     echoing = {
         str(path.relative_to(root)) for path in root.rglob("*.py") if "click.echo(" in path.read_text()
     }
-    assert echoing == {"invocation.py", "status.py", "dead_letters/moves.py", "local.py"}
+    assert echoing == {"invocation.py", "status/command.py", "dead_letters/moves.py", "local.py"}

@@ -26,7 +26,8 @@ from celery_sqs_visibility.worker.trail import Trail
 
 class Delivery:
     def __init__(self, queue="q"):
-        self.facts = SimpleNamespace(queue=queue)
+        self.facts = SimpleNamespace(queue=queue, attempt=1, eta=None, sent=SYSTEM_CLOCK.wall() - 64)
+        self.began = None
 
 
 class Request:
@@ -103,9 +104,9 @@ def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer
     }
     wait_until(lambda: not consumer.unstarted, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
-    assert queues["q"] == {**answer["ok"], "held": 1}
-    counts = {"held": 0, "hidden": 0, "running": 0}
-    assert queues["other"] == {"paused": False, "seconds_left": None, "kept": False, **counts}
+    assert queues["q"] == {**answer["ok"], "held": 1, "waited": None}
+    nothing = {"held": 0, "hidden": 0, "running": 0, "waited": None}
+    assert queues["other"] == {"paused": False, "seconds_left": None, "kept": False, **nothing}
     assert (consumer.noticed, consumer.asked_of) == (["q"], ["q"])
     assert "queue 'q' is paused for 60 s" in caplog.text
 
@@ -117,6 +118,15 @@ def test_a_worker_tells_that_a_pause_is_kept(panel, caplog):
     assert "until it is resumed; a worker that starts meanwhile does not poll it either" in caplog.text
     panel("sqs_resume", queue="q")
     assert not panel("sqs_queues")["queues"]["q"]["kept"]
+
+
+def test_the_queues_tell_how_long_a_first_attempt_that_runs_waited(panel, consumer):
+    consumer.runs.delivery.began = SYSTEM_CLOCK.monotonic()
+    assert panel("sqs_queues")["queues"]["q"]["waited"] == 64
+    consumer.runs.delivery.facts.eta = SYSTEM_CLOCK.wall() - 2
+    assert panel("sqs_queues")["queues"]["q"]["waited"] == 2, "after its ETA"
+    consumer.runs.delivery.facts.attempt = 2
+    assert panel("sqs_queues")["queues"]["q"]["waited"] is None, "a retry waits for as long as it should"
 
 
 def test_a_pause_that_cannot_tell_how_the_queue_is_changes_nothing(panel, consumer):

@@ -1,0 +1,1 @@
+"""`celery -A proj sqs status`: queues from SQS and CloudWatch, workers by remote control."""

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+from support.app import behind, close_app, make_app
+
+from celery_sqs_visibility.operate.app_queues import QueueDepth
+from celery_sqs_visibility.operate.commands import sqs as group
+from celery_sqs_visibility.operate.status import command as module
+from celery_sqs_visibility.operate.status.report import QueueStatus, Status
+
+NOTHING_IS_LEFT = {"queue": "q", "visible": 1, "in_flight": 0, "delayed": 0, "dead_letters": None}
+
+
+@pytest.fixture
+def run(emulator, queue, sqs):
+    """Run a command of the group, with an app whose only queue has a message."""
+    url = sqs.create_queue(QueueName=queue)["QueueUrl"]
+    sqs.send_message(QueueUrl=url, MessageBody="m")
+    app = make_app("status", behind(emulator.url, {"task_default_queue": queue}), set_as_current=False)
+
+    def invoke(*args, **options):
+        return CliRunner().invoke(group, args, obj=SimpleNamespace(app=app), **options)
+
+    yield invoke
+    close_app(app)
+
+
+def test_the_table_has_the_queues_and_says_why_figures_are_missing(run, queue):
+    result = run("status")
+    assert result.exit_code == 0, result.output
+    columns, row, *notes = result.output.splitlines()
+    assert columns.split()[:2] == ["queue", "visible"]
+    assert row.split() == [queue, "1", "0", "0", *["-"] * 7]
+    assert "CloudWatch knows nothing" in " ".join(notes)
+    assert "'remote_control': True" in " ".join(notes)
+
+
+def test_the_json_has_the_same_figures(run, queue):
+    (figures,) = json.loads(run("status", "--json").stdout)["queues"]
+    assert figures.items() >= {**NOTHING_IS_LEFT, "queue": queue}.items()
+
+
+def test_watching_goes_on_until_ctrl_c_and_frames_that_are_piped_do_not_run_together(capsys):
+    taken = iter(["a", "b"])
+
+    def take():
+        for each in taken:
+            return each
+        raise KeyboardInterrupt
+
+    module.watch(take, print, 0.001)
+    assert capsys.readouterr().out == "a\n\nb\n"
+
+
+@pytest.mark.parametrize("queues", [["orders"], ["orders-of-a-shop-with-a-rather-long-name", "mail"]])
+def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [QueueStatus(QueueDepth(q, 120_400, 1600, 30, 250.0, 12), 11_840_000, 4.7361) for q in queues]
+    module.show_status(Status(rows))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    name = "".join(line[: line.find("  ")] if "  " in line else line for line in lines[1:])
+    assert name.startswith(queues[0])
+
+
+def test_workers_are_shown_with_their_pauses(capsys):
+    mail = {"paused": True, "seconds_left": 492.0, "held": 3, "hidden": 12, "running": 1}
+    other = {"paused": False, "seconds_left": None, "held": 1, "running": 1}
+    workers = {
+        "a@h": {"pool": "prefork", "slots": 4, "busy": 2, "queues": {"mail": mail, "other": other}},
+        "b@h": {"error": "KeyError('sqs_queues')"},
+    }
+    module.show_status(Status([], workers))
+    shown = capsys.readouterr().out
+    assert "a@h     prefork  2/4            4      12  mail (8m12s left)" in shown
+    assert "b@h" in shown
+    assert "KeyError" in shown

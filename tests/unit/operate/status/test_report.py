@@ -1,0 +1,151 @@
+"""The status of queues, from SQS and CloudWatch."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from support.clock import FakeClock
+from support.factories import CrowdedSQS
+from support.fake_cloudwatch import FakeCloudWatch
+
+from celery_sqs_visibility.aws.fake import FakeSQS
+from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
+from celery_sqs_visibility.aws.queues import Queues
+from celery_sqs_visibility.aws.redrive import RedriveBook
+from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
+from celery_sqs_visibility.operate.app_queues import QueueDepth
+from celery_sqs_visibility.operate.queue_metrics import METRICS_OF_A_QUEUE, OLDEST, TRAFFIC, QueueMetrics
+from celery_sqs_visibility.operate.status.report import METRICS_SECONDS, QueueReport, QueueStatus, Status
+from celery_sqs_visibility.operate.status.tables import sentences
+from celery_sqs_visibility.operate.status.work import QueueWork
+from celery_sqs_visibility.policy.options import Options
+
+
+@pytest.fixture
+def report():
+    """Make a report of the queue "q"; `report.clock` is CloudWatch's and its own."""
+
+    def make(cloudwatch):
+        sqs = FakeSQS(FakeClock())
+        sqs.create_queue("q", {}, {})
+        context = SimpleNamespace(queues=Queues(sqs), redrive=RedriveBook(), options=Options.parse({}))
+        metrics = QueueMetrics(lambda _queue: cloudwatch, make.clock)
+        return QueueReport(context, ["q"], metrics, make.clock)
+
+    make.clock = FakeClock()
+    return make
+
+
+def test_requests_and_cost_are_an_estimate_and_the_report_says_so(report):
+    cloudwatch = FakeCloudWatch({("q", OLDEST): [7.0], ("q", TRAFFIC[0]): [999_999.0, 1.0]})
+    taken = report(cloudwatch).take()
+    (row,) = taken.queues
+    assert (row.depth.oldest_age_seconds, row.requests_a_day, row.usd_a_day) == (7.0, 1_000_000, 0.4)
+    assert "estimate" in taken.notes[0]
+
+
+def test_a_queue_near_its_quota_in_flight_is_a_sentence_of_the_report(report, monkeypatch):
+    taking = report(FakeCloudWatch({}))
+    monkeypatch.setattr(taking._context.queues, "_sqs", sqs := CrowdedSQS(FakeClock()))
+    sqs.create_queue("q", {}, {})
+    said = []
+    for sqs.in_flight in (95_999, 96_000):
+        said.append([note for note in taking.take().notes if "in flight" in note])
+    assert said[0] == []
+    assert said[1][0].startswith(
+        "queue 'q' has 96,000 messages in flight: beyond about 120,000 SQS hands out"
+    )
+
+
+def test_cloudwatch_is_asked_once_a_minute(report):
+    cloudwatch = FakeCloudWatch({("q", OLDEST): [7.0]})
+    taking = report(cloudwatch)
+    for _ in range(3):
+        assert taking.take().queues[0].depth.oldest_age_seconds == 7.0
+    assert len(cloudwatch.spans) == 4, "for ages, the traffic of a day, and the rates of both ways"
+    report.clock.advance(METRICS_SECONDS)
+    taking.take()
+    assert len(cloudwatch.spans) == 8
+
+
+def test_a_right_that_cloudwatch_misses_is_one_sentence_and_no_failure(report):
+    taken = report(FakeCloudWatch(error=AccessDeniedError("no"))).take()
+    assert [note for note in taken.notes if "cloudwatch:GetMetricData" in note] == list(taken.notes)
+    assert taken.exit_status == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, 0), (UnavailableError("gone"), 69), (ThrottledError("slow"), 1), (AccessDeniedError("no"), 77)],
+)
+def test_the_exit_status_says_whether_queues_were_counted(error, status):
+    depth = QueueDepth("q", 1, 0, 0) if error is None else QueueDepth("q", error=error)
+    assert Status([QueueStatus(depth)]).exit_status == status
+
+
+def test_a_queue_that_does_not_answer_is_as_it_was_and_its_age_is_told(report):
+    cloudwatch = FakeCloudWatch({("q", OLDEST): [7.0]})
+    taking = report(cloudwatch)
+    taking.take()
+    sqs = taking._context.queues.sqs
+    report.clock.advance(14)
+    sqs.fail_next("GetQueueAttributes", UnavailableError("no answer"))
+    taken = taking.take()
+    (row,) = taken.queues
+    assert (row.depth.visible, row.depth.oldest_age_seconds, row.age_seconds) == (0, 7.0, 14)
+    assert next(sentences(taken)) == "old figures: q 14s ago"
+    assert "no answer" in taken.notes[-1]
+    (row,) = taking.take().queues
+    assert (row.age_seconds, row.depth.error) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("sent", "deleted", "to_empty"), [(60.0, 180.0, 1.0), (180.0, 60.0, None), (60.0, 60.0, None)]
+)
+def test_the_time_to_drain_is_of_cloudwatchs_rates(report, sent, deleted, to_empty):
+    cloudwatch = FakeCloudWatch({("q", TRAFFIC[1]): [sent, sent], ("q", TRAFFIC[3]): [deleted]})
+    taking = report(cloudwatch)
+    for _ in range(2):
+        taking._context.queues.sqs.send(taking._context.queues.find("q").url, OutgoingMessage("m"))
+    (row,) = taking.take().queues
+    assert (row.sent, row.deleted) == (sent / 60, deleted / 60)
+    assert row.seconds_to_empty == to_empty
+
+
+def test_looks_ten_seconds_apart_know_better_than_cloudwatch_how_fast_a_queue_drains(report):
+    taking = report(FakeCloudWatch({("q", TRAFFIC[1]): [600.0], ("q", TRAFFIC[3]): [0.0]}))
+    sqs, queue = taking._context.queues.sqs, taking._context.queues.find("q")
+    for _ in range(30):
+        sqs.send(queue.url, OutgoingMessage("m"))
+    changes = []
+    for _ in range(3):
+        (row,) = taking.take().queues
+        changes.append(row.change)
+        received = sqs.receive(queue.url, 5, 0, ReceiveOptions(60))
+        sqs.delete(queue.url, [message["ReceiptHandle"] for message in received])
+        report.clock.advance(5)
+    assert changes[:2] == [10.0, 10.0], "CloudWatch's"
+    assert (changes[2], row.messages, row.seconds_to_empty) == (-1.0, 20, 20.0)
+
+
+def test_what_is_in_flight_and_not_held_is_hidden():
+    row = QueueStatus(QueueDepth("q", 3, 10, 0), work=QueueWork(workers=1, slots=4, held=4, running=4))
+    assert row.hidden == 6
+    assert row.as_json().items() >= {"hidden": 6, "held": 4, "running": 4, "slots": 4}.items()
+    assert QueueStatus(QueueDepth("q", 3, 10, 0)).hidden is None, "nobody was asked"
+
+
+def test_a_queue_whose_messages_wait_says_why():
+    nobody = QueueWork()
+    assert QueueStatus(QueueDepth("q", 1, 0, 0), work=nobody).why == "NO WORKER that answered consumes it"
+    assert QueueStatus(QueueDepth("q", 0, 0, 0), work=nobody).why is None
+
+
+def test_the_cost_of_watching_is_told(report):
+    said = report(FakeCloudWatch({})).cost(2, 8)
+    assert said == "every 2 s about 10 requests a refresh, up to 432,000 a day: USD 0.17."
+    taking = report(FakeCloudWatch({("q", TRAFFIC[0]): [1.0]}))
+    taking.take()
+    assert METRICS_OF_A_QUEUE == 7
+    assert "and USD 0.10 for CloudWatch" in taking.cost(2, 8)
