@@ -72,10 +72,10 @@ def kept_until(queue: Queue) -> float | None:
     except ValueError:
         log_safely(
             logger.warning,
-            "the tag %s of queue %r is %r, and not %r or a time such as 2026-11-29T04:20:00Z: the queue is "
-            "paused until `celery -A ... sqs resume` removes the tag",
-            PAUSE_TAG,
+            "the tag that keeps a pause cannot be read, so its queue is paused until `celery -A ... sqs "
+            "resume` removes it: queue %r, %s=%r; expected %r or a time such as 2026-11-29T04:20:00Z",
             queue.name,
+            PAUSE_TAG,
             end,
             NO_END,
         )

@@ -43,5 +43,5 @@ def test_ending_a_pause_leaves_the_other_tags(queue):
 def test_a_tag_that_nobody_can_read_pauses_and_the_log_says_what_to_do(queue, caplog):
     queue.sqs.tag_queue(queue.url, {PAUSE_TAG: "tomorrow"})
     assert kept_until(queue) == math.inf
-    assert "of queue 'q' is 'tomorrow', and not 'resumed' or a time" in caplog.text
-    assert "resume` removes the tag" in caplog.text
+    assert "queue 'q', celery-paused-until='tomorrow'; expected 'resumed' or a time such as" in caplog.text
+    assert "sqs resume` removes it" in caplog.text
