@@ -36,7 +36,7 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
     flag_value=2.0,
     type=click.FloatRange(min=0, min_open=True),
     metavar="[SECONDS]",
-    help="Show it again every SECONDS (2), until Ctrl-C.",
+    help="Show it again every SECONDS (2), until Ctrl-C; on a terminal with the extra `watch` as a board.",
 )
 @timeout_option
 @json_option

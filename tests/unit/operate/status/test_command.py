@@ -57,6 +57,15 @@ def test_watching_goes_on_until_ctrl_c_and_frames_that_are_piped_do_not_run_toge
     assert capsys.readouterr().out == "a\n\nb\n"
 
 
+def test_without_rich_the_tables_are_watched(monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert module._board(colours=True) is not None
+    monkeypatch.delattr("celery_sqs_visibility.operate.status.board")
+    monkeypatch.setitem(sys.modules, "celery_sqs_visibility.operate.status.board", None)
+    assert module._board(colours=True) is None
+
+
 @pytest.mark.parametrize("queues", [["orders"], ["orders-of-a-shop-with-a-rather-long-name", "mail"]])
 def test_tables_fit_a_terminal(monkeypatch, capsys, queues):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
