@@ -160,7 +160,7 @@ class Parked(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(DeliveryEvent):
-    """The message waits for its `cause` ("eta", "rate" or "key") as a copy, for `seconds` or longer."""
+    """The message waits as a copy, for `seconds` or longer; its `cause`: "eta", "rate", "key" or "pause"."""
 
     seconds: float
     cause: str = "eta"

@@ -25,6 +25,7 @@ OUTCOMES: Final[Mapping[Why | Purpose, str]] = {
     Why.PARKED: "delayed",
     Why.RATE: "delayed",
     Why.KEY: "delayed",
+    Why.PAUSE: "delayed",
     Why.RELEASED: "released",
     Purpose.DEAD_LETTER: "failed",
     Purpose.RENEWAL: "delayed",
@@ -32,7 +33,12 @@ OUTCOMES: Final[Mapping[Why | Purpose, str]] = {
 }
 
 #: What a message waits for, as its event tells.
-CAUSES: Final[Mapping[Why, str]] = {Why.PARKED: "eta", Why.RATE: "rate", Why.KEY: "key"}
+CAUSES: Final[Mapping[Why, str]] = {
+    Why.PARKED: "eta",
+    Why.RATE: "rate",
+    Why.KEY: "key",
+    Why.PAUSE: "pause",
+}
 
 
 class Ending(NamedTuple):

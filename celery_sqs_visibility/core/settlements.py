@@ -26,6 +26,7 @@ class Why(enum.Enum):
     PARKED = "its ETA is to come"
     RATE = "its rate limit lets it run later"
     KEY = "its exclusive key is taken"
+    PAUSE = "its task is paused"
     RELEASED = "it is given back, not run to its end"
 
 

@@ -46,7 +46,7 @@ MAX_RESULT: Final = 300
 WAITS: Final = {
     "message hidden": "for its retry",
     "message parked until it may run": "until it may run",
-    "message goes on waiting for its ETA as a copy": "until its ETA",
+    "message goes on waiting as a copy": "until it may run",
 }
 
 #: Events after which a worker has it.

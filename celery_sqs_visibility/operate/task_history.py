@@ -16,7 +16,7 @@ LEFT_OUT: Final = frozenset({"message extended"})
 #: A word each; the others are sentences already.
 TOLD: Final = {
     "message parked until it may run": "parked",
-    "message goes on waiting for its ETA as a copy": "waits as a copy",
+    "message goes on waiting as a copy": "waits as a copy",
     "message moved to the dead-letter queue": "dead letter",
 }
 

@@ -14,6 +14,7 @@ from weakref import WeakSet
 from celery.worker import state
 
 from celery_sqs_visibility.core.delivery import Wait
+from celery_sqs_visibility.core.settlements import Why
 from celery_sqs_visibility.delivery.receive.pauses import LOOK_SECONDS, Pauses
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker.rate_limits import MAX_HELD
@@ -45,7 +46,7 @@ class PausedTasks:
         if not left or request.delivery is None or not request.delivery.held:
             return False
         seconds = min(left, LOOK_SECONDS)
-        if not request.put_off(SYSTEM_CLOCK.wall() + seconds):
+        if not request.put_off(SYSTEM_CLOCK.wall() + seconds, Why.PAUSE):
             self._hold(request, seconds)
         state.task_ready(request)
         return True

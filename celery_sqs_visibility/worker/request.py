@@ -36,7 +36,7 @@ from celery.worker import state
 from celery_sqs_visibility.contacts.pool import was_told_to_end
 from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.core.delivery import Delivery
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement, Why
 from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
 from celery_sqs_visibility.events import Finished, Skipped, emit
@@ -336,7 +336,7 @@ class DeliveryRequest(CeleryRequest):
             return None
         return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
-    def put_off(self, eta: float) -> bool:
+    def put_off(self, eta: float, why: Why = Why.RATE) -> bool:
         """Replace the message by a copy that waits in SQS until `eta`, in seconds since the epoch.
 
         Returns whether that is possible.
@@ -344,7 +344,7 @@ class DeliveryRequest(CeleryRequest):
         renew = self.message.renewal(eta, self._published_retries)
         if renew is None:
             return False
-        self.settle(renew)
+        self.settle(replace(renew, why=why))
         return True
 
     @property

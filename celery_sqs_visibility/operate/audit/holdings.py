@@ -14,7 +14,7 @@ TOLERANCE_SECONDS: Final = 1.0
 ENDS: Final = {
     "message hidden": "hidden",
     "message parked until it may run": "parked",
-    "message goes on waiting for its ETA as a copy": "copied",
+    "message goes on waiting as a copy": "copied",
     "message released": "given back",
     "message moved to the dead-letter queue": "dead letter",
     "message deleted": "deleted",

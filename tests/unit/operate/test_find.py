@@ -78,8 +78,8 @@ def test_two_workers_that_hold_it_are_both_named():
             "hidden until it may run, comes back in 1m",
         ),
         (
-            event("message goes on waiting for its ETA as a copy", seconds=70),
-            "hidden until its ETA, comes back in 1m",
+            event("message goes on waiting as a copy", seconds=70),
+            "hidden until it may run, comes back in 1m",
         ),
         (
             event("message moved to the dead-letter queue", reason="out of attempts"),

@@ -12,6 +12,7 @@ from support.clock import FakeClock
 from support.factories import delivery, sqs_queue
 
 from celery_sqs_visibility.core.delivery import State, Wait
+from celery_sqs_visibility.core.settlements import Why
 from celery_sqs_visibility.delivery.receive.pauses import LOOK_SECONDS, Pauses
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import paused_tasks
@@ -37,7 +38,8 @@ class Asked(DeliveryRequest):
         self.delivery.consumer = world
         state.reserved_requests.add(self)
 
-    def put_off(self, eta):
+    def put_off(self, eta, why):
+        assert why is Why.PAUSE
         if self.may_copy:
             self.put_off_for = eta - SYSTEM_CLOCK.wall()
         return self.may_copy

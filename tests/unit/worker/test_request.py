@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 from threading import Event
 from types import SimpleNamespace
@@ -16,10 +17,10 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import Ignore, NotRegistered, Reject, Retry, Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
-from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, request
+from support.factories import AFTER_AN_ERROR, PID, FakeHolder, exc_info, held_delivery, noop, renewal, request
 
 from celery_sqs_visibility import VisibilityTask
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Why
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.events import Finished, subscribe
 from celery_sqs_visibility.worker import request as module
@@ -640,10 +641,11 @@ def test_a_task_is_put_off_by_a_copy_or_not_at_all(make_leased, holder):
     one.message.renewal = lambda *args: asked.append(args)
     assert not one.put_off(123.0)
     assert (holder.settled, one.acknowledged) == ([], False)
-    one.message.renewal = lambda *_: "a copy"
-    assert one.put_off(123.0)
+    copy = renewal()
+    one.message.renewal = lambda *_: copy
+    assert one.put_off(123.0, Why.PAUSE)
     assert asked == [(123.0, 0)]
-    assert (holder.settled, one.acknowledged) == (["a copy"], True)
+    assert (holder.settled, one.acknowledged) == ([replace(copy, why=Why.PAUSE)], True)
 
 
 def test_the_log_names_the_delivery_or_the_task_of_another_broker(make_leased, caplog):

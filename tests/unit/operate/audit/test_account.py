@@ -14,7 +14,7 @@ from celery_sqs_visibility.operate.commands import sqs as group
 
 HIDDEN_FOR = 100
 PARKED = "message parked until it may run"
-COPIED = "message goes on waiting for its ETA as a copy"
+COPIED = "message goes on waiting as a copy"
 DEAD = "message moved to the dead-letter queue"
 LOST = "message lost: another worker may run it too"
 
