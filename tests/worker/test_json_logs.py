@@ -15,7 +15,7 @@ from support.redis_server import RedisServer
 PAGE = Path(__file__).resolve().parents[2] / "docs/logs-and-events.md"
 #: Commands, functions and operators of CloudWatch Logs Insights.
 INSIGHTS = {
-    *("filter", "stats", "fields", "display", "by", "as", "and", "or", "not", "in", "like"),
+    *("filter", "stats", "fields", "display", "by", "as", "and", "or", "not", "in", "like", "sort", "asc"),
     *("count", "latest", "max", "sum", "ispresent", "strcontains", "fromMillis"),
 }
 IDS = {"task", "task_id", "message_id", "queue", "attempt"}
