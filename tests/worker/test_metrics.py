@@ -72,7 +72,7 @@ def test_every_end_of_a_task_is_counted_for_everybody_who_asks(make_site, tmp_pa
     line = wait_until(lambda: idle_line(worker), SOON, "a line with no backlog and no busy slot")
     worker.terminate()
     assert worker.wait_exit() == 0
-    assert (line["Queue"], line["Workers"], line["Slots"]) == (queue, 1, slots)
+    assert (line["Queue"], line["Workers"], line["Slots"], line["Work"]) == (queue, 1, slots, 0)
     found = points(exports, worker.pid)
     assert found["messaging.client.consumed.messages"] == 10
     assert found["messaging.process.duration"] == 10
