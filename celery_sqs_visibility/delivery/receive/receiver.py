@@ -62,7 +62,7 @@ class Receiver:
         pump: its threads poll.
         stopped: called after `stop`, once only polls that hang are in flight.
         pauses: queues that are not polled for now; call `wake` after a change.
-        reads_tag: whether the first poll reads the queue's tag, which may keep a pause.
+        reads_tag: whether to read the queue's tag, which may keep a pause, before the first poll.
         after_poll: called after `arrived`, when the messages are held.
     """
 
@@ -197,8 +197,9 @@ class Receiver:
         options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
         messages: list[ReceivedMessage] = []
         try:
-            if self._is_paused_by_tag():
-                return BatchResult({})
+            if self._reads_tag:
+                self._read_tag()
+                return BatchResult({})  # the next poll has all its time
             messages = self.queue.sqs.receive(self.queue.url, poll.reservation.messages, poll.wait, options)
         except SQSError as error:
             self._fail(poll, error)
@@ -213,18 +214,15 @@ class Receiver:
                 self._after_poll(self.queue, now)
         return BatchResult({})
 
-    def _is_paused_by_tag(self) -> bool:
-        """Read the tag before the first poll, on its thread: the worker's start does not wait for it.
+    def _read_tag(self) -> None:
+        """Read the tag in place of the first poll, on its thread: the worker's start does not wait for it.
 
         Raises:
             SQSError: SQS does not answer now. So the poll fails, and the next one asks again.
         """
-        if not self._reads_tag:
-            return False
         self._pauses.read_tag(self.queue, self._polls.failures)
         self._reads_tag = False
         self.wake()
-        return self._pauses.get(self.queue.name) is not None
 
     def conclude(self, batch: tuple[Poll], _since: float, failed: Mapping[int, SQSError]) -> None:
         """End the poll, whose thread may have died or met a bug."""

@@ -85,8 +85,13 @@ def test_workers_are_shown_with_their_pauses(capsys):
         "a@h": {"pool": "prefork", "slots": 4, "busy": 2, "queues": {"mail": mail, "other": other}},
         "b@h": {"error": "KeyError('sqs_queues')"},
     }
+    kept = {"orders": {**mail, "kept": True}, "reports": {**mail, "seconds_left": None, "kept": True}}
+    tasks = {"proj.import": None, "proj.export": 60.0}
+    workers["c@h"] = {"pool": "solo", "slots": 1, "busy": 0, "queues": kept, "paused_tasks": tasks}
     module.show_status(Status([], workers))
     shown = capsys.readouterr().out
     assert "a@h     prefork  2/4            4      12  mail (8m12s left)" in shown
+    paused = "orders (8m12s left, kept), reports (kept), task proj.import, task proj.export (1m left)"
+    assert paused in shown
     assert "b@h" in shown
     assert "KeyError" in shown
