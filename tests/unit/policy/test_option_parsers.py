@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads
 
@@ -26,6 +27,12 @@ def test_a_host_is_an_address_or_a_name(given, host):
     address = Options.parse({"http_address": given}).http_address
     assert address == (host, 80)
     assert str(address) == given
+
+
+def test_a_prefix_of_control_queues_has_only_what_names_of_queues_have():
+    assert Options.parse({"control_prefix": "my-App_1"}).control_prefix == "my-App_1"
+    with pytest.raises(OptionError, match=r"^expected control_prefix to have letters, .* got 'a\.b'$"):
+        Options.parse({"control_prefix": "a.b"})
 
 
 def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse():

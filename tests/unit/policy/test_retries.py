@@ -145,6 +145,7 @@ def test_a_number_and_any_sequence_are_lists(value, seconds):
     assert parse_delay(NAME, None) is None
 
 
+@example([VISIBILITY_HORIZON_SECONDS], 0)
 @given(st.lists(SECONDS, min_size=1), RETRIES)
 def test_a_list_goes_by_attempt_and_repeats_its_last(seconds, retries):
     rule = parsed(seconds)
