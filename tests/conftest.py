@@ -11,6 +11,7 @@ import uuid
 import boto3
 import pytest
 from hypothesis import HealthCheck, settings
+from support import audits
 from support.app import behind, close_app, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.known_deviations import expect_failures
@@ -97,6 +98,7 @@ def pytest_configure(config):
         "markers",
         "relies_on(*rows, run=True): what must be as behaviours.jsonl has it; fails where it is not",
     )
+    config.addinivalue_line("markers", "breaks_rules: on purpose; the audit of its workers is not for it")
     config.addinivalue_line("markers", "slow(reason): takes seconds of CPU; left out by `make quick`")
 
 
@@ -194,12 +196,14 @@ def diary(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def workers(proxy):
-    """Those that `start_worker` has started; killed after the test."""
+def workers(proxy, tmp_path, request):
+    """Those that `start_worker` has started; killed after the test, and audited: see `support.audits`."""
     workers = []
     yield workers
     for worker in workers:
         worker.stop()
+    if "breaks_rules" not in request.keywords:
+        audits.check(tmp_path)
 
 
 @pytest.fixture

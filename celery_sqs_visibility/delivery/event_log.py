@@ -48,7 +48,8 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
 }
 
 #: How every event is called in a log's line, as `message` of a JSON line.
-MESSAGES: Final = frozenset(sentence.removesuffix(" (%s)") for _, sentence in _SENTENCES.values())
+MESSAGE_OF: Final = {kind: sentence.removesuffix(" (%s)") for kind, (_, sentence) in _SENTENCES.items()}
+MESSAGES: Final = frozenset(MESSAGE_OF.values())
 
 #: Seconds since the epoch, printed as a date in a plain log. The others are left out: a line has its time.
 EPOCH_FIELD: Final = "first_received"
@@ -82,7 +83,7 @@ def log_event(event: DeliveryEvent) -> None:
 
 def line_of(event: DeliveryEvent) -> dict[str, object]:
     """The sentence of an event as `message`, and its fields: as its line in a JSON log has them."""
-    return {"message": _SENTENCES[type(event)][1].removesuffix(" (%s)"), **_fields_of_event(event)}
+    return {"message": MESSAGE_OF[type(event)], **_fields_of_event(event)}
 
 
 def _fields_of_event(event: DeliveryEvent) -> Fields:

@@ -13,7 +13,9 @@ from typing import IO, Any, Final
 import click
 from celery import Celery, states
 
+from celery_sqs_visibility import events
 from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
+from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
 from celery_sqs_visibility.errors import SQSError, SQSVisibilityError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.dead_letters.letter import Selection
@@ -44,22 +46,22 @@ MAX_RESULT: Final = 300
 
 #: Why a message is hidden, by the event that tells so.
 WAITS: Final = {
-    "message hidden": "for its retry",
-    "message parked until it may run": "until it may run",
-    "message goes on waiting as a copy": "until it may run",
+    MESSAGE_OF[events.Hidden]: "for its retry",
+    MESSAGE_OF[events.Parked]: "until it may run",
+    MESSAGE_OF[events.Renewed]: "until it may run",
 }
 
 #: Events after which a worker has it.
-BEGINNINGS: Final = frozenset({"message received", "task started"})
+BEGINNINGS: Final = frozenset({MESSAGE_OF[events.Received], MESSAGE_OF[events.Started]})
 
 #: Where a task is after other events.
 AFTER: Final = {
-    "message moved to the dead-letter queue": "a dead letter for {ago}: {why}",
-    "message deleted": "finished {ago} ago on {node}",
-    "task finished": "finished {ago} ago on {node}",
-    "task skipped": "skipped {ago} ago: {why}",
-    "message released": "given back {ago} ago by {node}: it waits in SQS, or has succeeded since",
-    "task failed": "failed {ago} ago: {why}",
+    MESSAGE_OF[events.DeadLettered]: "a dead letter for {ago}: {why}",
+    MESSAGE_OF[events.Deleted]: "finished {ago} ago on {node}",
+    MESSAGE_OF[events.Finished]: "finished {ago} ago on {node}",
+    MESSAGE_OF[events.Skipped]: "skipped {ago} ago: {why}",
+    MESSAGE_OF[events.Released]: "given back {ago} ago by {node}: it waits in SQS, or has succeeded since",
+    MESSAGE_OF[events.Failed]: "failed {ago} ago: {why}",
 }
 
 

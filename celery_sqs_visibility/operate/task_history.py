@@ -7,17 +7,18 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from celery_sqs_visibility.delivery.event_log import MESSAGES
+from celery_sqs_visibility import events
+from celery_sqs_visibility.delivery.event_log import MESSAGE_OF, MESSAGES
 from celery_sqs_visibility.operate.figures import duration_text
 
 #: Too many to be read, and without news.
-LEFT_OUT: Final = frozenset({"message extended"})
+LEFT_OUT: Final = frozenset({MESSAGE_OF[events.Extended]})
 
 #: A word each; the others are sentences already.
 TOLD: Final = {
-    "message parked until it may run": "parked",
-    "message goes on waiting as a copy": "waits as a copy",
-    "message moved to the dead-letter queue": "dead letter",
+    MESSAGE_OF[events.Parked]: "parked",
+    MESSAGE_OF[events.Renewed]: "waits as a copy",
+    MESSAGE_OF[events.DeadLettered]: "dead letter",
 }
 
 

@@ -19,6 +19,7 @@ import kombu.pools
 from celery import Celery, _state
 from celery.backends.filesystem import FilesystemBackend
 from kombu.utils.encoding import ensure_bytes
+from support.audits import write_events
 from support.diary import note
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any)
         for path, value in settings.pop(CONSTANTS, {}).items():
             module, _, constant = path.rpartition(".")
             setattr(importlib.import_module(module), constant, value)
+        write_events()
     app = Celery(name, **options)
     app.conf.update({**DEFAULTS, **settings})
     return app

@@ -45,3 +45,30 @@ def test_each_message_of_two_workers_one_of_which_dies_is_accounted_for(site):
 
     alone = run_celery(site.config, "sqs", "audit", second.log_path, "--summary")
     assert json.loads(alone.stdout)["unlogged_receives"] == 1
+
+
+def broken_rules(site, *workers):
+    found = run_celery(site.config, "sqs", "audit", *(worker.log_path for worker in workers), "--summary")
+    assert found.returncode == 1, found.stdout
+    return json.loads(found.stdout)["broken_rules"]
+
+
+@pytest.mark.breaks_rules
+def test_an_extension_after_the_end_is_found(site):
+    worker = site.start("broken", env={"BROKEN": "settled messages stay held"})
+    send(site, "fails", "key")
+    wait_until(lambda: worker.log.count('"message hidden"') == 2, SOON, "it to wait for ten minutes")
+    wait_until(lambda: '"message extended"' in worker.log, SOON, "an extension")
+    assert "extended after its end" in broken_rules(site, worker)
+
+
+@pytest.mark.breaks_rules
+def test_a_change_after_the_deadline_and_runs_that_overlap_are_found(site):
+    broken = {"BROKEN": "nothing is extended, and deadlines do not count"}
+    workers = [site.start("broken", name=name, env=broken) for name in ("first", "second")]
+    site.app.send_task("broken.slow_failure", ["key", 14], task_id="key")
+    told = '"message hidden"'
+    wait_until(lambda: sum(each.log.count(told) for each in workers) == 2, SOON, "both runs to end")
+    rules = broken_rules(site, *workers)
+    assert rules["changed after its deadline"] == 2
+    assert rules["two runs overlap, and none was told that it had lost the message"] == 1

@@ -75,7 +75,13 @@ def test_control_queues_are_none_of_the_apps_and_a_paused_one_is_everywhere(site
     wait_until(lambda: any(said in each["reason"] for each in ask(None, "/readyz", 5)), SOON, said)
     assert f'celery_sqs_queue_paused{{queue="{site.queue}"}} 1.0' in get(site, "/metrics")
     queues = set(re.findall(r'queue="([^"]*)"', get(site, "/metrics")))
-    assert {name for name in queues if not name.startswith("bcast")} <= {site.queue, env["NEWS"], "other"}
+    assert {name for name in queues if not name.startswith("bcast")} <= {
+        site.queue,
+        env["NEWS"],
+        "control",
+        "monitor",
+        "other",
+    }
     status = run_json(site.config, "status", "--timeout", "3")
     assert [each["queue"] for each in status["queues"]] == [site.queue]
     assert status["workers"][NODE]["queues"][site.queue]["paused"]

@@ -96,9 +96,13 @@ class Account:
 
 
 class Auditor:
-    """Reads lines, in the order of each worker's log, and then accounts for them."""
+    """Reads lines, in the order of each worker's log, and then accounts for them.
 
-    def __init__(self) -> None:
+    `tolerance` is by how many seconds a line may come late, or a clock be wrong.
+    """
+
+    def __init__(self, tolerance: float = TOLERANCE_SECONDS) -> None:
+        self._tolerance = tolerance
         self._events: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         self._last_line: dict[str, float] = {}  # by worker
         self._passed_over = 0
@@ -121,7 +125,7 @@ class Auditor:
         """Account for everything that was read."""
         account = Account(passed_over=self._passed_over)
         for (_, message_id), events in self._events.items():
-            holdings = holdings_of(events)
+            holdings = holdings_of(events, self._tolerance)
             if holdings:
                 self._add(account, message_id, events[0].get("task_id"), holdings)
         return account
@@ -146,13 +150,13 @@ class Auditor:
             return REASONS[before.end]
         if after.receives[0] > just_before.receives[-1] + 1:
             return UNLOGGED
-        if after.received < before.deadline - TOLERANCE_SECONDS:
+        if after.received < before.deadline - self._tolerance:
             return TWICE
         return CRASH if self._is_gone(before) else UNEXPLAINED
 
     def _is_gone(self, holding: Holding) -> bool:
         """Whether its worker's log ends before the lease does."""
-        return self._last_line[holding.worker] <= holding.deadline + TOLERANCE_SECONDS
+        return self._last_line[holding.worker] <= holding.deadline + self._tolerance
 
     def _broken(self, holdings: list[Holding]) -> Iterator[tuple[str, str]]:
         for each in holdings:
@@ -167,10 +171,9 @@ class Auditor:
             if went_on > last.deadline + VANISHED_SECONDS:
                 yield VANISHED, last.worker
 
-    @staticmethod
-    def _overlap(before: Holding, after: Holding) -> bool:
+    def _overlap(self, before: Holding, after: Holding) -> bool:
         """Whether both ran at once after the lease of the first had ended, which did not notice it."""
         if before.began is None or after.began is None or before.lost or before.run_ended is None:
             return False
-        expired = after.received >= before.deadline - TOLERANCE_SECONDS
-        return expired and after.began < before.run_ended - TOLERANCE_SECONDS
+        expired = after.received >= before.deadline - self._tolerance
+        return expired and after.began < before.run_ended - self._tolerance

@@ -11,7 +11,14 @@ from typing import IO, Final
 import click
 
 from celery_sqs_visibility.operate.audit.account import Account, Auditor
-from celery_sqs_visibility.operate.invocation import CommandError, counted, json_option, say, show_json
+from celery_sqs_visibility.operate.invocation import (
+    CommandError,
+    counted,
+    duration,
+    json_option,
+    say,
+    show_json,
+)
 
 #: Broken rules that are shown; the others are counted.
 MAX_FINDINGS: Final = 20
@@ -20,9 +27,19 @@ MAX_FINDINGS: Final = 20
 @click.command()
 @click.argument("logs", nargs=-1, required=True, type=click.File(errors="replace"), metavar="LOG...")
 @click.option("--summary", is_flag=True, help="Print counts only, without names and ids, to be passed on.")
+@click.option(
+    "--tolerance",
+    type=duration,
+    default="1s",
+    show_default=True,
+    metavar="DURATION",
+    help="By how much lines may come late, and the workers' clocks differ.",
+)
 @json_option
 @click.pass_context
-def audit(ctx: click.Context, logs: tuple[IO[str], ...], *, summary: bool, as_json: bool) -> None:
+def audit(
+    ctx: click.Context, logs: tuple[IO[str], ...], *, summary: bool, tolerance: float, as_json: bool
+) -> None:
     """Account for every message that JSON logs tell of: how it ended, and why it ran more than once.
 
     LOG is a file of `log_json()`'s lines; - is stdin. Give the logs of all workers of a queue, each in its
@@ -30,7 +47,7 @@ def audit(ctx: click.Context, logs: tuple[IO[str], ...], *, summary: bool, as_js
 
     Exit status: 0 no rule is broken, and each further run has a reason; 1 else.
     """
-    auditor = Auditor()
+    auditor = Auditor(tolerance)
     for log in logs:
         auditor.read(log)
     account = auditor.account()

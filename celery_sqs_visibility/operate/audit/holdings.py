@@ -7,23 +7,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-#: Seconds by which a line may come late, or a clock be wrong.
+from celery_sqs_visibility import events
+from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
+
+#: By default.
 TOLERANCE_SECONDS: Final = 1.0
+
+RECEIVED: Final = MESSAGE_OF[events.Received]
+STARTED: Final = MESSAGE_OF[events.Started]
+EXTENDED: Final = MESSAGE_OF[events.Extended]
+LOST: Final = MESSAGE_OF[events.Lost]
 
 #: Events after which a worker no longer has the message, and what became of it.
 ENDS: Final = {
-    "message hidden": "hidden",
-    "message parked until it may run": "parked",
-    "message goes on waiting as a copy": "copied",
-    "message released": "given back",
-    "message moved to the dead-letter queue": "dead letter",
-    "message deleted": "deleted",
+    MESSAGE_OF[events.Hidden]: "hidden",
+    MESSAGE_OF[events.Parked]: "parked",
+    MESSAGE_OF[events.Renewed]: "copied",
+    MESSAGE_OF[events.Released]: "given back",
+    MESSAGE_OF[events.DeadLettered]: "dead letter",
+    MESSAGE_OF[events.Deleted]: "deleted",
 }
 
 #: Ends that are a change of the message's visibility.
 CHANGES: Final = frozenset({"hidden", "given back", "parked"})
 
-RUN_ENDS: Final = frozenset({"task finished", "task failed"})
+RUN_ENDS: Final = frozenset({MESSAGE_OF[events.Finished], MESSAGE_OF[events.Failed]})
 
 EXTENDED_LATE: Final = "extended after its end"
 CHANGED_LATE: Final = "changed after its deadline"
@@ -39,9 +47,11 @@ class Holding:
         receives: SQS's counts of its receives; more than one if it came back while it was held.
         received: when it came.
         deadline: until when SQS hides it; infinity if that is not known.
+        tolerance: by how many seconds a line may come late, or a clock be wrong.
         began: when its run began, if it did.
         run_ended: when its run ended, if it did.
         end: what became of it, one of `ENDS`; `None` if the log does not say.
+        ended: when the log told that.
         lost: whether the worker has noticed that another may have it.
         last: when it was last told of.
         broken: names of the rules that were broken.
@@ -51,9 +61,11 @@ class Holding:
     receives: list[int]
     received: float
     deadline: float = math.inf
+    tolerance: float = TOLERANCE_SECONDS
     began: float | None = None
     run_ended: float | None = None
     end: str | None = None
+    ended: float | None = None
     lost: bool = False
     last: float = 0.0
     broken: list[str] = field(default_factory=list)
@@ -62,15 +74,15 @@ class Holding:
         """Note a later event."""
         at, message = event["at"], event["message"]
         self.last = at
-        if message == "task started":
+        if message == STARTED:
             if self.began is not None and self.run_ended is None and len(self.receives) == 1:
                 self.broken.append(STARTED_TWICE)
             self.began = at
-        elif message == "message extended":
-            if self.end is not None:
+        elif message == EXTENDED:
+            if self.ended is not None and at > self.ended + self.tolerance:
                 self.broken.append(EXTENDED_LATE)
             self.deadline = at + event.get("seconds", math.inf)
-        elif message.startswith("message lost"):
+        elif message == LOST:
             self.lost = True
         elif message in RUN_ENDS:
             self.run_ended = at
@@ -83,10 +95,10 @@ class Holding:
         self.deadline, self.lost, self.last = deadline_of(event), False, event["at"]
 
     def _finish(self, end: str, at: float) -> None:
-        if end in CHANGES and not self.lost and at > self.deadline + TOLERANCE_SECONDS:
+        if end in CHANGES and not self.lost and at > self.deadline + self.tolerance:
             self.broken.append(CHANGED_LATE)
         if self.end is None or end == "dead letter":  # which is deleted, too
-            self.end = end
+            self.end, self.ended = end, at
         if self.run_ended is None and self.began is not None:
             self.run_ended = at
 
@@ -97,22 +109,24 @@ def deadline_of(received: Mapping[str, Any]) -> float:
     return float(received["at"]) + seconds
 
 
-def holdings_of(events: list[dict[str, Any]]) -> list[Holding]:
-    """The holdings of one message, in the order of its receives. `events` are in the order of the log."""
+def holdings_of(told: list[dict[str, Any]], tolerance: float = TOLERANCE_SECONDS) -> list[Holding]:
+    """The holdings of one message, in the order of its receives.
+
+    `told` are its events in the order of the log.
+    """
     held: dict[str, Holding] = {}
     done: list[Holding] = []
-    for event in events:
+    for event in told:
         worker = worker_of(event)
         current = held.get(worker)
-        if event["message"] == "message received":
+        if event["message"] == RECEIVED:
             if current is not None and current.end is None:
                 current.come_back(event)
                 continue
             if current is not None:
                 done.append(current)
-            held[worker] = Holding(
-                worker, [event["receive_count"]], event["at"], deadline_of(event), last=event["at"]
-            )
+            receives, at = [event["receive_count"]], event["at"]
+            held[worker] = Holding(worker, receives, at, deadline_of(event), tolerance, last=at)
         elif current is not None:
             current.take(event)
     return sorted([*done, *held.values()], key=lambda one: (one.receives[0], one.received))

@@ -146,7 +146,7 @@ def test_a_message_that_comes_back_while_it_is_held_goes_on_under_its_newer_rece
 RULES = {
     "an extension after the end": (
         "extended after its end",
-        [*run(0, 5), line(6, "message extended", seconds=100)],
+        [*run(0, 5), line(7, "message extended", seconds=100)],
     ),
     "a change after the deadline": (
         "changed after its deadline",
@@ -186,12 +186,20 @@ def test_a_broken_rule_is_found(broken):
         [*run(0, 50), *run(20, 5, receive=2, worker="w2")],  # SQS delivered it twice
         [*run(0, 150, how=(LOST, "message deleted")), *run(120, 5, receive=2, worker="w2")],
         [received(0), idle(160)],
+        [*run(0, 5), line(6, "message extended", seconds=100)],  # it was in flight
         [received(0), line(101, LOST), idle(500)],
         [line(0, "message received"), line(500, "message hidden", seconds=1)],  # an older log
     ],
 )
 def test_what_is_allowed_breaks_no_rule(lines):
     assert account_of(*lines).findings == []
+
+
+def test_with_more_tolerance_late_lines_and_clocks_that_differ_break_no_rule():
+    for lines in (RULES["a change after the deadline"][1], RULES["an overlap that nobody noticed"][1]):
+        auditor = Auditor(tolerance=40)
+        auditor.read(lines)
+        assert auditor.account().findings == []
 
 
 def audit(*args):
