@@ -28,7 +28,6 @@ from celery_sqs_visibility.operate.invocation import (
     app_of,
     ask,
     broker_of,
-    counted,
     duration,
     is_controlled,
     json_option,
@@ -230,7 +229,8 @@ def verdict(found: Found, now: float) -> str:
 
 def _nobody_has_it(found: Found) -> Iterator[str]:
     if found.workers:
-        yield f"not held by any of {counted(len(found.workers), 'worker')}"
+        one = len(found.workers) == 1
+        yield f"not held by {'the only worker' if one else f'any of {len(found.workers)} workers'}"
     elif found.workers is not None:
         yield "no worker answered"
     yield "no dead letter was looked for" if found.letters is None else "no dead letter"
@@ -269,7 +269,7 @@ def _after(event: Mapping[str, Any], workers: Sequence[str], now: float) -> str:
 def _waits(why: str, left: float) -> str:
     if left > 0:
         return f"hidden {why}, comes back in {duration_text(left)}"
-    return f"was hidden {why}, and is due since {duration_text(-left)}: it waits in SQS, or has succeeded"
+    return f"was hidden {why}, and has been due for {duration_text(-left)}: it waits in SQS, or has succeeded"
 
 
 def _show(found: Found) -> None:

@@ -43,14 +43,14 @@ COLUMNS: Final = [
     "SIGKILL",
 ]
 
-#: What an end of a worker does to messages, as verbs of a sentence; ends in time come first.
+#: What an end of a worker does to one message, and to several; ends in time come first.
 OUTCOMES: Final = {
-    "ends in time": "end in time",
-    "given back": "are given back before they begin",
-    "sent on": "are sent on as copies",
-    "runs again": "run again",
-    "dead letter": "become dead letters",
-    "lost": "are lost, since they were acknowledged early",
+    "ends in time": ("ends in time", "end in time"),
+    "given back": ("is given back before it begins", "are given back before they begin"),
+    "sent on": ("is sent on as a copy", "are sent on as copies"),
+    "runs again": ("runs again", "run again"),
+    "dead letter": ("becomes a dead letter", "become dead letters"),
+    "lost": ("is lost, since it was acknowledged early", "are lost, since they were acknowledged early"),
 }
 
 
@@ -130,7 +130,9 @@ def summary(answers: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
     seconds = " to ".join(duration_text(each) for each in sorted({min(have), max(have)}))
     for signal, key in ((f"SIGTERM now (runs have {seconds})", "at_sigterm"), ("SIGKILL now", "at_sigkill")):
         counts = Counter(row[key] for row in rows)
-        told = [f"{counts[outcome]} {verb}" for outcome, verb in OUTCOMES.items() if counts[outcome]]
+        told = [
+            f"{count} {verbs[count > 1]}" for outcome, verbs in OUTCOMES.items() if (count := counts[outcome])
+        ]
         sentences.append(f"{signal}: {', '.join(told)}.")
     return sentences
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, Final
 
 from celery_sqs_visibility import events
@@ -31,7 +32,7 @@ KINDS: Final = (
 #: About 1 kB each; two to four for each failed attempt.
 MAX_EVENTS: Final = 5000
 
-#: Characters of an error that are told.
+#: Characters of an error, or of a reason, that are kept.
 MAX_TEXT: Final = 300
 
 
@@ -49,20 +50,21 @@ class Trail:
                 subscribe(self.note, kind)
 
     def note(self, event: DeliveryEvent) -> None:
-        """Keep an event."""
+        """Keep an event, whose texts are cut: an exception's may be long."""
+        for name in ("error", "reason"):
+            text = getattr(event, name, "")
+            if len(text) > MAX_TEXT:
+                cut: dict[str, Any] = {name: truncated(text, MAX_TEXT)}
+                event = replace(event, **cut)
         self._events.append((self._clock.wall(), event))
 
     def of(self, task_id: str) -> list[dict[str, Any]]:
         """What happened to that task, oldest first: `at` in seconds since the epoch, and a line's fields."""
         return [
-            {"at": at, **{name: _told(value) for name, value in line_of(event).items() if value is not None}}
+            {"at": at, **{name: value for name, value in line_of(event).items() if value is not None}}
             for at, event in snapshot(self._events)
             if event.delivery.task_id == task_id
         ]
-
-
-def _told(value: object) -> object:
-    return truncated(value, MAX_TEXT) if isinstance(value, str) else value
 
 
 #: This process's, as its events are.

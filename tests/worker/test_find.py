@@ -76,7 +76,7 @@ def test_a_task_is_found_while_it_runs_while_it_waits_and_when_it_is_hidden(site
     assert [event["message"] for event in found["history"]] == ["task failed", "message hidden"]
 
     nobody = finds(site, "never-was", status=1)
-    assert nobody["verdict"].startswith("not held by any of 1 worker; no dead letter was looked for")
+    assert nobody["verdict"].startswith("not held by the only worker; no dead letter was looked for")
     ends.touch()
 
 
@@ -95,7 +95,7 @@ def test_what_is_held_says_what_a_signal_would_do(site, tmp_path):
     assert answer["workers"][NODE]["runs_have"] == 5
     assert not sqs(site, "held", "--long", "1h")["held"]
     result = CliRunner().invoke(group, ["held", "-t", "2"], obj=SimpleNamespace(app=site.app))
-    assert "SIGTERM now (runs have 5s): 1 run again." in result.output
+    assert "SIGTERM now (runs have 5s): 1 runs again." in result.output
     ends.touch()
 
 

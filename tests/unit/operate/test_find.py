@@ -71,7 +71,7 @@ def test_two_workers_that_hold_it_are_both_named():
         (event("message hidden", seconds=82), "hidden for its retry, comes back in 1m12s"),
         (
             event("message hidden", seconds=5),
-            "was hidden for its retry, and is due since 5s: it waits in SQS, or has succeeded",
+            "was hidden for its retry, and has been due for 5s: it waits in SQS, or has succeeded",
         ),
         (
             event("message parked until it may run", seconds=70),

@@ -41,7 +41,7 @@ def test_long_ones_are_runs():
 def test_the_end_says_who_cannot_answer_and_what_signals_would_do():
     assert summary(ANSWERS, rows_of(ANSWERS, NOW)) == [
         "w2@host: unknown command",
-        "SIGTERM now (runs have 25s): 1 end in time, 1 are given back before they begin.",
+        "SIGTERM now (runs have 25s): 1 ends in time, 1 is given back before it begins.",
         "SIGKILL now: 2 run again.",
     ]
 
