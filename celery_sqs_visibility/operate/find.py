@@ -28,11 +28,12 @@ from celery_sqs_visibility.operate.invocation import (
     app_of,
     ask,
     broker_of,
-    duration,
     is_controlled,
     json_option,
+    log_group_option,
     say,
     show_json,
+    since_option,
     timeout_option,
 )
 from celery_sqs_visibility.operate.task_history import event_text, merged, of_answers, of_lines
@@ -103,15 +104,8 @@ class Found:
 @click.option(
     "--logs", type=click.File(errors="replace"), help="A file of JSON log lines of workers; - is stdin."
 )
-@click.option("--log-group", metavar="NAME", help="CloudWatch's log group of the workers' JSON log lines.")
-@click.option(
-    "--since",
-    type=duration,
-    default="1d",
-    show_default=True,
-    metavar="DURATION",
-    help="How far back CloudWatch Logs is searched; it bills what it reads.",
-)
+@log_group_option
+@since_option
 @timeout_option
 @json_option
 @click.pass_context

@@ -77,6 +77,20 @@ def duration(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
+#: The decorator of a command that takes `log_group`, and of one that takes `since`, in seconds.
+log_group_option: Callable[[F], F] = click.option(
+    "--log-group", metavar="NAME", help="CloudWatch's log group of the workers' JSON log lines."
+)
+since_option: Callable[[F], F] = click.option(
+    "--since",
+    type=duration,
+    default="1d",
+    show_default=True,
+    metavar="DURATION",
+    help="How far back the log group is read.",
+)
+
+
 class CommandError(click.ClickException):
     """Printed as one line, with exit status 1. The statuses of its subclasses are those of sysexits.h."""
 

@@ -201,7 +201,13 @@ PERMISSIONS: Final = (
     ),
     Statement("ReadPayloads", ("s3:GetObject",), "the bucket", "payloads", OPERATOR),
     Statement("Ages", ("cloudwatch:GetMetricData",), "`*`", "ages", OPERATOR),
-    Statement("SearchLogs", ("logs:StartQuery", "logs:GetQueryResults"), "the log group", "", OPERATOR),
+    Statement(
+        "SearchLogs",
+        ("logs:StartQuery", "logs:GetQueryResults", "logs:FilterLogEvents"),
+        "the log group",
+        "",
+        OPERATOR,
+    ),
     Statement(
         "OfAFunction",
         (CHANGE_VISIBILITY,),

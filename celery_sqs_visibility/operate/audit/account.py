@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Final
 
 from celery_sqs_visibility.operate.audit.holdings import TOLERANCE_SECONDS, Holding, holdings_of, worker_of
@@ -96,7 +97,7 @@ class Account:
 
 
 class Auditor:
-    """Reads lines, in the order of each worker's log, and then accounts for them.
+    """Reads lines, in any order, and then accounts for them.
 
     `tolerance` is by how many seconds a line may come late, or a clock be wrong.
     """
@@ -125,6 +126,7 @@ class Auditor:
         """Account for everything that was read."""
         account = Account(passed_over=self._passed_over)
         for (_, message_id), events in self._events.items():
+            events.sort(key=itemgetter("at"))
             holdings = holdings_of(events, self._tolerance)
             if holdings:
                 self._add(account, message_id, events[0].get("task_id"), holdings)

@@ -10,22 +10,30 @@ from typing import IO, Final
 
 import click
 
+from celery_sqs_visibility.aws.client_settings import ClientSettings
+from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
 from celery_sqs_visibility.operate.audit.account import Account, Auditor
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     counted,
     duration,
+    errors_as_sentences,
     json_option,
+    log_group_option,
     say,
     show_json,
+    since_option,
 )
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 #: Broken rules that are shown; the others are counted.
 MAX_FINDINGS: Final = 20
 
 
 @click.command()
-@click.argument("logs", nargs=-1, required=True, type=click.File(errors="replace"), metavar="LOG...")
+@click.argument("logs", nargs=-1, type=click.File(errors="replace"), metavar="LOG...")
+@log_group_option
+@since_option
 @click.option("--summary", is_flag=True, help="Print counts only, without names and ids, to be passed on.")
 @click.option(
     "--tolerance",
@@ -38,18 +46,31 @@ MAX_FINDINGS: Final = 20
 @json_option
 @click.pass_context
 def audit(
-    ctx: click.Context, logs: tuple[IO[str], ...], *, summary: bool, tolerance: float, as_json: bool
+    ctx: click.Context,
+    logs: tuple[IO[str], ...],
+    *,
+    log_group: str | None,
+    since: float,
+    summary: bool,
+    tolerance: float,
+    as_json: bool,
 ) -> None:
     """Account for every message that JSON logs tell of: how it ended, and why it ran more than once.
 
-    LOG is a file of `log_json()`'s lines; - is stdin. Give the logs of all workers of a queue, each in its
-    own order. Logs that are missing are counted by the receives that no line tells of.
+    LOG is a file of `log_json()`'s lines; - is stdin. Give the logs of all workers of a queue. Logs that are
+    missing are counted by the receives that no line tells of.
 
     Exit status: 0 no rule is broken, and each further run has a reason; 1 else.
     """
     auditor = Auditor(tolerance)
+    if not (logs or log_group):
+        raise click.UsageError("name files of JSON log lines, - for stdin, or --log-group")
     for log in logs:
         auditor.read(log)
+    if log_group:
+        with errors_as_sentences():
+            now = SYSTEM_CLOCK.wall()
+            auditor.read(CloudWatchLogs(ClientSettings()).lines_of_messages(log_group, now - since, now))
     account = auditor.account()
     if not account.messages:
         raise CommandError(

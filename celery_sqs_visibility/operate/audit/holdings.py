@@ -112,7 +112,7 @@ def deadline_of(received: Mapping[str, Any]) -> float:
 def holdings_of(told: list[dict[str, Any]], tolerance: float = TOLERANCE_SECONDS) -> list[Holding]:
     """The holdings of one message, in the order of its receives.
 
-    `told` are its events in the order of the log.
+    `told` are its events in the order of their time.
     """
     held: dict[str, Holding] = {}
     done: list[Holding] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -35,6 +36,19 @@ def group(emulator, monkeypatch):
 def test_its_lines_within_the_time_are_returned_in_order(group):
     lines = CloudWatchLogs(SETTINGS).lines_with("at", group, NOW + 2, NOW + 10)
     assert [json.loads(line)["at"] for line in lines] == [2, 3]
+
+
+def test_its_lines_of_messages_come_in_pages(group):
+    logs = CloudWatchLogs(SETTINGS)
+    assert [json.loads(line)["at"] for line in logs.lines_of_messages(group, NOW + 1, NOW + 2)] == [1, 2]
+    pages = iter([{"events": [{"message": "a"}], "nextToken": "more"}, {"events": [{"message": "b"}]}])
+    tokens = []
+    client = SimpleNamespace(
+        filter_log_events=lambda **query: tokens.append(query.get("nextToken")) or next(pages)
+    )
+    logs._call = lambda _action, request: request(client)
+    assert list(logs.lines_of_messages(group, NOW, NOW)) == ["a", "b"]
+    assert tokens == [None, "more"]
 
 
 def test_a_group_that_does_not_exist_is_an_error_of_ours(group):

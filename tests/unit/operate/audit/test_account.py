@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from click.testing import CliRunner
 
+from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
 from celery_sqs_visibility.operate.audit import account as module
 from celery_sqs_visibility.operate.audit.account import Auditor
 from celery_sqs_visibility.operate.commands import sqs as group
@@ -242,3 +243,17 @@ def test_a_log_without_messages_is_an_error_that_says_how_to_get_one(tmp_path):
     result = audit(str(log))
     assert result.exit_code == 1
     assert "no line tells of a message, of 1 line: workers write such lines after" in result.output
+
+
+def test_a_log_group_is_a_log_too(monkeypatch):
+    lines = run(0, 5)
+    monkeypatch.setattr(CloudWatchLogs, "lines_of_messages", lambda *_: reversed(lines))
+    assert audit("--log-group", "workers").output.startswith("1 message: 1 done.")
+
+
+def test_a_log_group_that_cannot_be_read_and_no_log_at_all_are_errors(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH_LOGS", "http://127.0.0.1:9")
+    result = audit("--log-group", "workers")
+    assert result.exit_code == 69
+    assert "no answer from CloudWatch Logs" in result.output
+    assert audit().exit_code == 2
