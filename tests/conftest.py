@@ -214,8 +214,9 @@ def start_worker(workers, proxy, diary, tmp_path, pytestconfig):
     Returns when the worker is ready (`ready=False`: at once). All are killed after the test.
     """
 
-    def start(module, *, ready=True, config=None, **options):
+    def start(module, *, ready=True, config=None, env=None, **options):
         log_path = tmp_path / f"worker{len(workers) + 1}.log"
+        options["env"] = {audits.VARIABLE: str(audits.file_beside(log_path)), **(env or {})}
         defaults = {"endpoint": proxy.url, "pool": pytestconfig.getoption("pool")}
         worker = WorkerProcess(module, log_path, config=config, **{**defaults, **options})
         workers.append(worker)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from support import audits
 from support.app import CONFIG_VARIABLE, encode_config
 from support.processes import GuardedProcess
 
@@ -71,8 +70,7 @@ class WorkerProcess(GuardedProcess):
         command += ["-Q", ",".join(queues)] if queues else []
         command += [] if prefetch_multiplier is None else ["--prefetch-multiplier", str(prefetch_multiplier)]
         given = {"AWS_ENDPOINT_URL_SQS": endpoint} if endpoint else {}
-        events = {audits.VARIABLE: str(audits.file_beside(Path(log_path)))}
-        given = {"PYTHONUNBUFFERED": "1", **events, **given, **(env or {})}
+        given = {"PYTHONUNBUFFERED": "1", **given, **(env or {})}
         found = environment(config, import_paths, **given)
         super().__init__([*command, *extra_args], Path(log_path), found, stdin=stdin)
 
