@@ -37,6 +37,9 @@ TWICE: Final = "delivered twice by SQS"
 UNLOGGED: Final = "after a receive that is in no log"
 UNEXPLAINED: Final = "unexplained"
 
+#: The fields of an event that are kept: a log may have millions.
+KEPT: Final = ("at", "node", "process", "message", "receive_count", "seconds", "task_id")
+
 #: Where a message is after the last line that tells of it.
 WHEREABOUTS: Final = {
     "deleted": "done",
@@ -118,7 +121,8 @@ class Auditor:
             worker = worker_of(fields)
             self._last_line[worker] = max(fields["at"], self._last_line.get(worker, 0.0))
             if is_event(fields) and "receive_count" in fields:
-                self._events[fields["queue"], fields["message_id"]].append(fields)
+                kept: dict[str, Any] = {name: fields[name] for name in KEPT if name in fields}
+                self._events[fields["queue"], fields["message_id"]].append(kept)
             else:
                 self._passed_over += 1
 

@@ -53,7 +53,6 @@ class Holding:
         end: what became of it, one of `ENDS`; `None` if the log does not say.
         ended: when the log told that.
         lost: whether the worker has noticed that another may have it.
-        last: when it was last told of.
         broken: names of the rules that were broken.
     """
 
@@ -67,13 +66,11 @@ class Holding:
     end: str | None = None
     ended: float | None = None
     lost: bool = False
-    last: float = 0.0
     broken: list[str] = field(default_factory=list)
 
     def take(self, event: Mapping[str, Any]) -> None:
         """Note a later event."""
         at, message = event["at"], event["message"]
-        self.last = at
         if message == STARTED:
             if self.began is not None and self.run_ended is None and len(self.receives) == 1:
                 self.broken.append(STARTED_TWICE)
@@ -92,7 +89,7 @@ class Holding:
     def come_back(self, event: Mapping[str, Any]) -> None:
         """Note that it was received again while it was held: the newer receipt counts from now on."""
         self.receives.append(event["receive_count"])
-        self.deadline, self.lost, self.last = deadline_of(event), False, event["at"]
+        self.deadline, self.lost = deadline_of(event), False
 
     def _finish(self, end: str, at: float) -> None:
         if end in CHANGES and not self.lost and at > self.deadline + self.tolerance:
@@ -126,7 +123,7 @@ def holdings_of(told: list[dict[str, Any]], tolerance: float = TOLERANCE_SECONDS
             if current is not None:
                 done.append(current)
             receives, at = [event["receive_count"]], event["at"]
-            held[worker] = Holding(worker, receives, at, deadline_of(event), tolerance, last=at)
+            held[worker] = Holding(worker, receives, at, deadline_of(event), tolerance)
         elif current is not None:
             current.take(event)
     return sorted([*done, *held.values()], key=lambda one: (one.receives[0], one.received))
