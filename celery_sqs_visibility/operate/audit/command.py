@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from importlib import metadata
 from typing import IO, Final
 
@@ -78,18 +79,13 @@ def audit(
             "lines after celery_sqs_visibility.log_json()"
         )
     if as_json or summary:
-        findings = {} if summary else {"findings": [vars_of(each) for each in account.findings]}
+        findings = {} if summary else {"findings": [asdict(each) for each in account.findings]}
         versions = {"version": metadata.version("celery-sqs-visibility"), "python": platform.python_version()}
         show_json({**versions, **account.counts(), **findings})
     else:
         for sentence in sentences(account):
             say(sentence)
     ctx.exit(0 if account.is_well else 1)
-
-
-def vars_of(finding: object) -> dict[str, object]:
-    """The fields of a finding."""
-    return {name: getattr(finding, name) for name in ("rule", "message_id", "task_id", "workers")}
 
 
 def sentences(account: Account) -> Iterator[str]:
