@@ -7,6 +7,7 @@ from growth_consumer import Consumer
 from support.lanes import work_off
 
 from celery_sqs_visibility.core.settlements import Delete
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.policy.exclusive import owner_of
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.task.exclusive import ExclusiveRun
@@ -43,7 +44,7 @@ class Keys:
 
     def __init__(self, measure):
         self.store = Store(measure)
-        self.leases = KeyLeases(self.store, worlds.Clock)
+        self.leases = KeyLeases(self.store, Pump(worlds.Clock))
         self.leases.start()
 
     def begin(self, number, delivery):

@@ -10,6 +10,8 @@ from report import replaced
 from results import short
 
 FIGURES = ("requests", "calls", "bytecodes", "µs")
+#: The page has what costs more at the largest size than at the least, by this factor.
+GROWN = 1.1
 PACKAGES = ("celery", "kombu")
 MEGABYTE = 1e6
 
@@ -23,14 +25,17 @@ def write(path, subjects, found):
 
 
 def ends(subjects, found):
-    """A line for each subject: its figures at the least and the largest size."""
+    """A line for each subject that has grown: its figures at the least and the largest size."""
     lines = [
         "| for one | sizes | requests | bytecodes | MB in all |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for name, rows in found.items():
         (least, first), (most, last) = rows[0], rows[-1]
-        cells = [span(first[figure], last[figure]) for figure in ("requests", "bytecodes")]
+        counted = ("requests", "bytecodes")
+        if all(last[figure] <= GROWN * first[figure] for figure in counted):
+            continue
+        cells = [span(first[figure], last[figure]) for figure in counted]
         cells.append(span(first["bytes"] / MEGABYTE, last["bytes"] / MEGABYTE))
         lines.append(f"| {subjects[name].title} | {least:,} to {most:,} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -22,6 +22,7 @@ from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.core.pending import LINGER_SECONDS
 from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.payloads.removals import Removals
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
 from celery_sqs_visibility.policy.prefetch import IDLE_QUEUE_PERIOD_SECONDS
 
@@ -288,9 +289,8 @@ def given_back(measure, size):
     consumer.receive(size)
     measure.prepare()
     measure.start()
-    shutdown = consumer.own._shutdown
     consumer.own._take_buffered()
-    shutdown._give_back(shutdown._unstarted(None))
+    consumer.own._give_back(consumer.own._unstarted(None))
     consumer.settle()
     measure.stop()
 
@@ -312,7 +312,7 @@ def unextended(measure, size):
 def removals(measure, size):
     """A payload of a deleted message is removed from S3, when all of them wait for that."""
     objects = FakeObjectStore()
-    waiting = Removals(objects, worlds.Clock)
+    waiting = Removals(objects, Pump(worlds.Clock))
     measure.prepare()
     measure.start()
     for number in range(size):

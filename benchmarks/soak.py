@@ -7,9 +7,10 @@ keeps at a few hundred. Of a hundred tasks three fail once to three times and co
 one takes a second or two, the others nothing; every 15 seconds a pool child is killed, where there are any.
 
 Flat is what is no more in the last fifth of the time than in the second, by the median of the samples, give
-or take what `ALLOWED` says. The exit status is 1 if something grew, a task was lost, or the worker was not
-busy all the time. Tasks of a killed child run more than once, and messages that SQS hands out twice;
-moto does that now and then to polls that overlap. Needs the test dependencies.
+or take what `ALLOWED` says. The exit status is 1 if something grew, a task was lost, the worker was not busy
+all the time, or the audit of one message in `AUDITED` found a broken rule or an unexplained run. Tasks of a
+killed child run more than once, and messages that SQS hands out twice; moto does that now and then to polls
+that overlap. Needs the test dependencies.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ from pathlib import Path
 import boto3
 import psutil
 from servers import CREDENTIALS, emulator  # puts tests on the path
+from support import audits
 from support.app import behind, make_app
 from support.diary import DIARY_VARIABLE, Diary
 from support.worker import WorkerProcess
+
+from celery_sqs_visibility.operate.audit.command import sentences
 
 QUEUE = "soak"
 BACKLOG = 300
@@ -45,6 +49,7 @@ SAMPLE_SECONDS = 5
 KILL_SECONDS = 15
 DRAIN_SECONDS = 120
 LEAST_BUSY = 0.9  # the share of samples with a backlog
+AUDITED = 10  # all events of one message in so many are written and audited; those of all would be gigabytes
 
 OPTIONS = {"region": "us-east-1", "visibility_timeout": 30, "error_visibility_timeout": 1}
 
@@ -188,14 +193,17 @@ def soak(arguments, endpoint, directory):
     queue = Queue(endpoint)
     config = behind(endpoint, {"task_default_queue": QUEUE, "broker_transport_options": OPTIONS})
     producer = Producer(make_app("producer", config, set_as_current=False), queue)
+    log = directory / "worker.log"
+    events = audits.file_beside(log)
     worker = WorkerProcess(
         "soak_tasks",
-        directory / "worker.log",
+        log,
         pool=arguments.pool,
         concurrency=arguments.concurrency,
         loglevel="INFO",
         config=config,
         import_paths=[Path(__file__).parent],
+        env={audits.VARIABLE: str(events), audits.SHARE_VARIABLE: str(AUDITED)},
     )
     with worker:
         worker.wait_ready()
@@ -219,7 +227,10 @@ def soak(arguments, endpoint, directory):
         f"in {busy:.0%} of the samples\n{lost} lost, {left} messages left, {twice} done more than once; "
         f"{killed} children killed; the worker's exit status is {status}"
     )
-    return not grown(samples) and busy > LEAST_BUSY and not lost and not left and not status
+    account = audits.account_of([events])
+    print(f"audit of one message in {AUDITED}:", *sentences(account), sep="\n  ")
+    audited = account.is_well and account.runs > 0
+    return audited and not grown(samples) and busy > LEAST_BUSY and not lost and not left and not status
 
 
 def main():

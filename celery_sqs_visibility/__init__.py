@@ -1,7 +1,7 @@
 """Amazon SQS as a first-class broker for Celery.
 
-This module is the face. It is imported wherever kombu is (see `celery_sqs_visibility.alias`), producers
-included, so a name is fetched from its module when it is first used.
+This module is the public interface. It is imported wherever kombu is (see `celery_sqs_visibility.alias`),
+even in producers, so names are imported from their modules on first use.
 """
 
 from __future__ import annotations

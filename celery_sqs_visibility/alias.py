@@ -1,8 +1,8 @@
 """Alias of the transport, for `broker_transport = "celery_sqs_visibility"` wherever kombu is imported.
 
-kombu has no entry-point group for transports, and looks a bare name up in `TRANSPORT_ALIASES`. It does
-load the group `kombu.serializers` on import (kombu/serialization.py), in every process that publishes or
-consumes; so this module is registered there. It adds the alias, and provides an unused JSON codec. It must
+kombu has no entry-point group for transports, and looks a bare name up in `TRANSPORT_ALIASES`. But it loads
+the group `kombu.serializers` on import (kombu/serialization.py), in every process that publishes or consumes;
+so this module is registered there. It adds the alias, and provides a JSON codec that is never used. It must
 stay tiny and must not fail: an error here would break `import kombu`.
 
 A URL's scheme may have dashes but no underscores: kombu reads an empty scheme from `celery_sqs_visibility://`
@@ -20,7 +20,7 @@ codec = (json.dumps, json.loads, "application/x-celery-sqs-visibility", "utf-8")
 
 
 def refuse_url_without_scheme() -> str:
-    """Called by kombu for the empty name (kombu/transport/__init__.py: `resolve_transport`)."""
+    """Raise an error for the empty name, which kombu/transport/__init__.py: `resolve_transport` looks up."""
     from celery_sqs_visibility.command_line import shown_in_one_line  # noqa: PLC0415 - an alias stays cheap
     from celery_sqs_visibility.errors import OptionError  # noqa: PLC0415
 
@@ -43,7 +43,7 @@ with suppress(Exception):
 
 
 def check_options(**_: Any) -> list[Any]:
-    """Django's `manage.py check` calls this."""
+    """Called by Django's `manage.py check`."""
     from celery_sqs_visibility.task.settings import check_current_app  # noqa: PLC0415 - celery imports kombu
 
     return check_current_app()

@@ -1,9 +1,8 @@
 """Schedulers for several beats: `celery beat -S celery_sqs_visibility.beat:Scheduler`.
 
-Each beat sends each periodic task with a deduplication id that says when the task is due, and a FIFO queue
-takes the first. Before a beat sends to a standard queue, it claims the due time in the store of exclusive
-tasks.
-For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
+Each beat sends each periodic task with a deduplication id that names the due time, and a FIFO queue accepts
+only the first. Before a beat sends to a standard queue, it claims the due time in the store of exclusive
+tasks. For another scheduler mix `SendsOnce` in: `class Mine(SendsOnce, DatabaseScheduler)`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: For how long a claim holds: as long as another beat may be late with the same task.
+#: How long a claim lasts: as long as another beat may be late with the same task.
 CLAIM_SECONDS: Final = 24 * 60 * 60
 
 UNCLAIMED: Final = "%s could not be claimed, and is sent: another beat may send it too: %s"
@@ -51,7 +50,7 @@ class SendsOnce:
 
     app: Any
     schedule: Any
-    _owner = ""  # of the claim that this beat has made last
+    _owner = ""  # of this beat's latest claim
 
     def claim(self, key: str, ttl_seconds: float) -> bool:
         """Claim the task that `key` names, `name@due`. Returns whether this beat may send it: the first may.
@@ -104,17 +103,17 @@ class SendsOnce:
             )
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's, with every interval on its grid."""
+        """Do as Celery does, with every interval on its grid."""
         for entry in self.schedule.values():
             _align(entry)
         super().populate_heap(*args, **kwargs)  # type: ignore[misc]
 
     def reserve(self, entry: Any) -> Any:
-        """As Celery's; the entry's next run is at the next multiple of its interval."""
+        """Do as Celery does, but set the entry's next run to the next multiple of its interval."""
         return _align(super().reserve(entry))  # type: ignore[misc]
 
     def is_due(self, entry: Any) -> tuple[bool, float]:
-        """As Celery's, which would count an interval from a run that was late."""
+        """Do as Celery does, but count no interval from a run that was late."""
         due, seconds = super().is_due(entry)  # type: ignore[misc]
         every = _interval(entry)
         return due, until_next(_now(entry), every) if due and every else seconds
@@ -126,7 +125,7 @@ class SendsOnce:
         advance: bool = True,  # noqa: FBT001, FBT002 - Celery's
         **kwargs: Any,
     ) -> Any:
-        """As Celery's, with the deduplication id; `None` where another beat has claimed the task."""
+        """Send as Celery does, with a deduplication id; return `None` if another beat claimed the task."""
         due = _due(entry)
         entry = self.reserve(entry) if advance else entry
         options = entry.options
@@ -150,7 +149,7 @@ class SendsOnce:
         return type(self).claim is not SendsOnce.claim
 
     def _may_send(self, entry: Any, key: str) -> bool:
-        """Whether no other beat sends it."""
+        """Claim the task if that is needed. Returns whether this beat may send it."""
         if not self._is_claimed(entry):
             return True
         try:
@@ -171,7 +170,7 @@ class SendsOnce:
             )
 
     def _is_claimed(self, entry: Any) -> bool:
-        """Whether it is claimed before it is sent. What a FIFO queue takes once needs no claim."""
+        """Whether to claim the task before it is sent. A FIFO queue needs no claim."""
         return self._claims_everything or self._standard_queue(entry) is not None
 
     def _standard_queue(self, entry: Any) -> str | None:
@@ -200,14 +199,14 @@ def _now(entry: Any) -> float:
 
 
 def _interval(entry: Any) -> float:
-    """The seconds of an interval on the grid, else 0. Relative intervals are aligned by Celery."""
+    """The seconds of an interval on the grid, else 0. Celery itself aligns relative intervals."""
     plan = entry.schedule
     on_a_grid = isinstance(plan, Interval) and not plan.relative
     return float(plan.seconds) if on_a_grid else 0.0
 
 
 def _align(entry: Any) -> Any:
-    """Count an interval from its last multiple, not from when beat started, or was late."""
+    """Count an interval from its last multiple, not from a start of beat or a late run."""
     if every := _interval(entry):
         ran: datetime = maybe_make_aware(entry.last_run_at).astimezone(UTC)
         entry.last_run_at = ran - timedelta(seconds=ran.timestamp() - on_grid(ran.timestamp(), every))
@@ -215,7 +214,7 @@ def _align(entry: Any) -> Any:
 
 
 def _due(entry: Any) -> float | None:
-    """The instant for which an entry is sent now; `None` if two beats could find different ones."""
+    """The instant for which an entry is sent now; `None` if two beats could compute different ones."""
     now = _now(entry)
     plan: Any = entry.schedule
     if every := _interval(entry):
@@ -230,13 +229,13 @@ def _due(entry: Any) -> float | None:
 
 
 def _rounded(now: float, plan: Any) -> float:
-    """As Celery rounds the due time of a relative interval: to days, hours or minutes, not to less."""
+    """The due time of a relative interval as Celery rounds it: to days, hours or minutes."""
     local = datetime.fromtimestamp(now, plan.tz)
     return delta_resolution(local, max(plan.run_every, timedelta(minutes=1))).timestamp()
 
 
 def _after(plan: Any, instant: float) -> float:
-    """The first occurrence after an instant, in whole seconds: Celery says how far it is from its own now."""
+    """The first occurrence after an instant, in whole seconds, computed from Celery's remaining time."""
     now = plan.maybe_make_aware(plan.now()).timestamp()
     remaining = plan.remaining_estimate(datetime.fromtimestamp(instant, plan.tz))
     return float(round(now + remaining.total_seconds()))
@@ -247,7 +246,7 @@ _LEGAL: Final = re.compile("[!-~]+")
 
 
 def on_grid(instant: float, every: float) -> float:
-    """The last multiple of an interval since the epoch: beats that were started at any times agree on it."""
+    """The last multiple of an interval since the epoch, on which all beats agree."""
     return math.floor(instant / every) * every
 
 
@@ -257,13 +256,13 @@ def until_next(instant: float, every: float) -> float:
 
 
 def latest(after: Callable[[float], float], since: float, now: float) -> float:
-    """A schedule's latest occurrence, not after `now`.
+    """A schedule's latest occurrence that is not after `now`.
 
-    A beat that was down finds several that it missed; the beat that was not has just sent the latest.
+    A beat that was down has missed several; another beat has just sent the latest one.
 
     Args:
-        after: gives the first occurrence after an instant.
-        since: there is an occurrence between then and now.
+        after: returns the first occurrence after an instant.
+        since: there is an occurrence between this instant and `now`.
         now: the time.
     """
     look = 60.0  # crontabs count minutes
@@ -276,7 +275,7 @@ def latest(after: Callable[[float], float], since: float, now: float) -> float:
 
 
 def due_key(name: str, due: float) -> str:
-    """`name@due`, as SQS takes it for a MessageDeduplicationId; another name has its hash there."""
+    """`name@due`, as a MessageDeduplicationId; a name with characters that SQS refuses is hashed."""
     instant = datetime.fromtimestamp(due, UTC).isoformat().replace("+00:00", "Z")
     key = f"{name}@{instant}"
     if len(key) <= DEDUPLICATION_ID_CHARACTERS and _LEGAL.fullmatch(key):

@@ -10,8 +10,8 @@ In the order of a message's life:
 - `Failed` and `Hidden`; at last `DeadLettered`.
 - `Released`, when it is given back without having run.
 
-`SQSRequest` is about a request and no message; `EventsDropped` is about Celery's own events. The last five
-are for metrics.
+`SQSRequest` is about a request and no message, `EventsDropped` about Celery's own events, `BrakeChanged`
+about a brake. The last five are for metrics.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DeliveryFacts:
         sent: float = 0,
         eta: float | None = None,
     ) -> None:
-        # In one step, since each message has one: a frozen dataclass sets each attribute by a call.
+        # In one step, because each message has one: a frozen dataclass makes a call for each attribute.
         self.__dict__.update(
             queue=queue,
             message_id=message_id,
@@ -84,14 +84,14 @@ class DeliveryFacts:
             attempt=attempt,
             sent=sent,
         )
-        if eta is not None:  # few have one, and an eleventh attribute would take each 200 bytes more
+        if eta is not None:  # few have one, and an eleventh attribute takes 200 bytes
             self.__dict__["eta"] = eta
 
 
 Listener = Callable[[Any], None]
 Condition = Callable[[], bool]
 
-ALWAYS: Final[Condition] = partial(bool, 1)  # in C, as each message asks
+ALWAYS: Final[Condition] = partial(bool, 1)  # in C, because it is called for each message
 NEVER: Final[Condition] = partial(bool, 0)
 
 _lock = threading.Lock()  # guards changes of _subscriptions; emitting needs no lock
@@ -160,7 +160,10 @@ class Parked(DeliveryEvent):
 
 @dataclass(frozen=True, slots=True)
 class Renewed(DeliveryEvent):
-    """The message waits as a copy, for `seconds` or longer; its `cause`: "eta", "rate", "key" or "pause"."""
+    """The message waits as a copy, for `seconds` or longer.
+
+    Its `cause` is "eta", "rate", "key", "pause" or "brake".
+    """
 
     seconds: float
     cause: str = "eta"
@@ -283,6 +286,20 @@ class EventsDropped(Event):
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class BrakeChanged(Event):
+    """The worker's brake of that name is "on", "easing" or "off" now.
+
+    It was applied `seconds` ago, for an `error`; `tries` runs were tried since then.
+    """
+
+    brake: str
+    stage: str
+    seconds: float
+    tries: int
+    error: str
+
+
 E = TypeVar("E", bound=Event)
 
 
@@ -294,7 +311,7 @@ class _Subscription:
 
 
 def _replace_subscriptions(subscriptions: tuple[_Subscription, ...]) -> None:
-    """Under the lock."""
+    """Replace all subscriptions. Under the lock."""
     global _subscriptions  # noqa: PLW0603 - one process, one stream of events
     _subscriptions = subscriptions
     kinds: list[type[Event]] = [Event]

@@ -27,17 +27,25 @@ OURS: Final = "celery_sqs_visibility"
 #: The end of log messages whose facts are fields of the line.
 FACTS: Final = " (%s)"
 
-#: Attributes of every record, and those that are fields under other names. Celery's `data` has the arguments
-#: of the task, which may be secret.
+#: Logged once in each life of a worker: in a container the next one has the same process id.
+WORKER_STARTS: Final = "worker starts"
+
+#: Attributes of every record, and those that are fields under other names. Celery's `data` has the task's
+#: arguments, which may be secret.
 KNOWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "sqs", "data", "taskName"}
 
-#: The node's name of this worker, as `node`. A pool's forked processes inherit it.
+#: This worker's node name, as `node`. A pool's forked processes inherit it.
 _node: dict[str, str] = {}
 
 
 @signals.celeryd_init.connect(dispatch_uid=__name__)
 def _keep_node(sender: str, **_: Any) -> None:
     _node["node"] = sender
+
+
+@signals.celeryd_after_setup.connect(dispatch_uid=__name__)
+def _tell_start(**_: Any) -> None:
+    logging.getLogger(OURS).info(WORKER_STARTS)
 
 
 class JSONFormatter(logging.Formatter):
@@ -70,7 +78,7 @@ class JSONFormatter(logging.Formatter):
 
 
 def _moment(record: logging.LogRecord) -> datetime:
-    """The time of the record; now, if that is invalid."""
+    """The time of the record; the current time if that is invalid."""
     try:
         return datetime.fromtimestamp(record.created, UTC)
     except (TypeError, ValueError, OverflowError, OSError):
@@ -107,13 +115,13 @@ def _handlers_of_processes() -> list[logging.Handler]:
 def _is_told_once(record: logging.LogRecord) -> bool:
     """Returns whether to keep a record: our own lines replace some of Celery's."""
     sentence = record.msg if isinstance(record.msg, str) else None
-    if sentence == trace.LOG_RECEIVED:  # which a program may replace, as the other
+    if sentence == trace.LOG_RECEIVED:  # a program may replace this sentence, and the next
         return not subscribed(log_event)
     return sentence != trace.LOG_SUCCESS or _of_running_task().get("message_id") is None
 
 
 def _message(record: logging.LogRecord) -> dict[str, Any]:
-    """The message, without facts that are fields."""
+    """The message, without the facts that are fields."""
     args: Any = record.args
     text = record.msg if isinstance(record.msg, str) else safe_str(record.msg)
     try:
@@ -131,7 +139,7 @@ def _message(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:
-    """Facts of the message and the task that a record is about; the record's own come first."""
+    """Facts about a record's message and task. The record's own take precedence."""
     own = getattr(record, "sqs", None)
     facts = dict(own) if isinstance(own, Mapping) else {}
     if not facts.get("task_id") and not facts.get("message_id"):
@@ -143,7 +151,7 @@ def _ids(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _of_running_task() -> dict[str, Any]:
-    """Facts of the task that runs in this thread or greenlet."""
+    """Facts about the task that runs in this thread or greenlet."""
     task: Any = current_task
     request = task.request if task else None
     if request is None or request.id is None:
@@ -154,15 +162,15 @@ def _of_running_task() -> dict[str, Any]:
         "task": request.shadow or task.name,
         "task_id": request.id,
         "attempt": request.retries + 1,
-        "node": request.hostname,  # also in a process of the pool that was spawned
+        "node": request.hostname,  # also in a spawned process of the pool
         **told,
     }
 
 
 def _of_request(record: logging.LogRecord, named: list[str]) -> dict[str, Any]:
-    """Facts of the request that a line of Celery's names, in a worker's main process.
+    """Facts about the request that a line of Celery's names, in a worker's main process.
 
-    Celery logs that a request is received or discarded before it is in `celery.worker.state`.
+    Celery logs that a request was received or discarded before `celery.worker.state` has it.
     """
     requests = getattr(sys.modules.get("celery.worker.state"), "requests", {})
     for request in (*map(requests.get, named), *(refer() for refer in tuple(last_request))):
@@ -182,12 +190,12 @@ def _names(record: logging.LogRecord) -> Iterator[str]:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """The `extra` of a program's own lines."""
+    """The `extra` of a program's own log calls."""
     return {name: value for name, value in vars(record).items() if name not in KNOWN}
 
 
 def _plain(value: Any) -> Any:
-    """The value if it is JSON, else its text."""
+    """The value if JSON can express it, otherwise its text."""
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):

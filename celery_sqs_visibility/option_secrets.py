@@ -13,25 +13,26 @@ from celery_sqs_visibility.contacts.app import replace_settings_filter
 
 MASK: Final = "********"
 
-#: The secret of a URL ends at the last "@", so an "@" in it needs no quoting: `connection_settings.py`.
+#: Finds the secret of a URL. It ends at the last "@", so an "@" in it needs no quoting:
+#: `connection_settings.py`.
 CREDENTIALS: Final = re.compile(r"(?<=://)([^:/@]*):.*@", re.DOTALL)
 
-#: For botocore a proxy needs no scheme.
+#: The same for a proxy, whose URL needs no scheme in botocore.
 PROXIES: Final = "proxies"
 PROXY_CREDENTIALS: Final = re.compile(r"^((?:[^/]*://)?[^:/@]*):.*@", re.DOTALL)
 
 
 def mask_settings() -> None:
-    """Mask what Celery shows of settings in this process (celery/app/utils.py: `Settings.table`).
+    """Mask settings where Celery shows them in this process (celery/app/utils.py: `Settings.table`).
 
     Called when the transport or the task class is imported. Celery's error about a broker's URL would show
-    a part of a secret with a "/".
+    part of a secret with a "/".
     """
     replace_settings_filter(without_secrets)
 
 
 def without_secrets(settings: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Mask the settings whose names Celery hides, and the secrets of URLs, however deep."""
+    """Mask the settings whose names Celery hides, and the secrets of URLs, at any depth."""
     return {name: _masked(name, value) for name, value in settings.items()}
 
 

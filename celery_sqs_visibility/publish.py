@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Publications of `apublish` that are under way at the same time; others wait. They share requests.
+#: Publications of `apublish` in progress at the same time; others wait. They share requests.
 THREADS: Final = 16
 
-#: Most task ids in a log line.
+#: How many task ids a log line names.
 LOGGED_IDS: Final = 10
 
 NOT_OPENED: Final = (
@@ -88,7 +88,7 @@ async def apublish(signature: Signature[Any], **options: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _threads(_pid: int) -> ThreadPoolExecutor:
-    """The threads of this process; the interpreter's end waits for them. A forked child has its own."""
+    """The threads of this process, for which the interpreter's exit waits. A forked child has its own."""
     return ThreadPoolExecutor(THREADS, thread_name_prefix="sqs-apublish")
 
 
@@ -142,18 +142,18 @@ def _block(app: Celery[Any]) -> Iterator[Batch]:
 
 
 def _broker_of(app: Celery[Any]) -> NewSender | None:
-    """The app's broker for publications; `None` if it is another one."""
+    """The app's broker, for publications; `None` if it isn't SQS."""
     with app.connection_for_write() as connection:
         transport = connection.transport
         return transport.context.new_sender if isinstance(transport, Transport) else None
 
 
 def _hides_failures(error: BaseException) -> bool:
-    """Returns whether the exception is no failure of the task, so that unsent messages would be forgotten.
+    """Returns whether the exception is not a failure of the task, so that unsent messages would be lost.
 
-    Celery deletes the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or
-    a published `Retry`. A message that comes back publishes everything again. A generator that is closed
-    early raises nothing.
+    Celery deletes the message of a task that ends by `Ignore` (`self.replace()` raises it), `Reject` or a
+    published `Retry`. A message that comes back publishes everything again. Closing a generator early raises
+    nothing.
     """
     if isinstance(error, VisibilityRetry) or getattr(error, "requeue", False):  # `Reject.requeue`
         return False
@@ -161,7 +161,7 @@ def _hides_failures(error: BaseException) -> bool:
 
 
 def _close(batch: Batch) -> PublishError | None:
-    """Wait until everything is sent. An exception that ends the wait gets a note of what was not sent."""
+    """Wait until everything is sent. If an exception ends the wait, add a note of what was not sent to it."""
     try:
         return batch.close()
     except BaseException as interruption:

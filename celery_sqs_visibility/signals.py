@@ -1,4 +1,4 @@
-"""`message_lost` and `horizon_near`: signals as Celery's. Apart from events.py, which needs no Celery."""
+"""The signals `message_lost` and `horizon_near`, separate from events.py, which does not need Celery."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ horizon_near: Final = Signal(name="horizon_near", providing_args=["delivery", "s
 
 
 def send_signals() -> None:
-    """Send the signals from now on. Idempotent."""
+    """Start to send the signals. Idempotent."""
     if not subscribed(_send):
         subscribe(_send, Lost)
         subscribe(_send_horizon, HorizonNear)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -12,7 +11,7 @@ from celery.exceptions import Reject
 
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, Lease, find_lease, lease_table_of
 from celery_sqs_visibility.errors import InactivityError, VisibilityLostError
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS, until_horizon
 
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 PROGRESS: Final = "PROGRESS"
 
-#: From one state PROGRESS to the next.
+#: The shortest time between two PROGRESS states.
 PROGRESS_INTERVAL_SECONDS: Final = 1.0
 
 PERCENT: Final = 100
@@ -33,9 +32,9 @@ PERCENT: Final = 100
 class Progress:
     """Stores a run's progress in Celery's result backend. The run's own thread.
 
-    At once, then once a second at the most, and of a known total once a percent. A failure to store is logged
-    once, and ends no run. Nothing is stored for a task that ignores its result, or is called directly or
-    eagerly.
+    At once, then at most once a second and, if the total is known, once a percent. A failure to store is
+    logged once, and does not end the run. Nothing is stored for a task that ignores its result, or is called
+    directly or eagerly, nor while its message is lost: another run may have stored how the task ended.
     """
 
     def __init__(self, task: Any, request: Any, total: int | None) -> None:
@@ -43,14 +42,15 @@ class Progress:
         # Beyond its last attempt a run leaves STARTED: see `worker.visibility_request`.
         beyond = request.sqs is not None and task.is_beyond_limit(request)
         self._task = None if untold or beyond else task
+        self._visibility = Visibility(request)
         self._total = total
         self._stored_at = -math.inf
         self._percent: int | None = None
         self._failed = False
 
     def show(self, current: int, *, last: bool = False) -> None:
-        """Show that `current` items are done; the `last` number is stored in any case."""
-        if self._task is None or not (self._is_due(current) or last):
+        """Show that `current` items are done. With `last`, the number is stored in any case."""
+        if self._task is None or not (self._is_due(current) or last) or self._visibility.lost:
             return
         try:
             self._task.update_state(state=PROGRESS, meta={"current": current, "total": self._total})
@@ -69,10 +69,10 @@ class Progress:
         return True
 
 
-#: SQS may take this long to extend a message, an error and another attempt included.
+#: How long SQS may take to extend a message, including an error and a retry.
 EXTEND_TIMEOUT_SECONDS = 10.0
 
-#: Between two looks at whether SQS has extended it.
+#: The interval at which to check whether SQS has extended the message.
 EXTEND_CHECK_SECONDS = 0.005
 
 
@@ -201,7 +201,7 @@ class Visibility:
                     f"SQS has not confirmed within {EXTEND_TIMEOUT_SECONDS:g} s that the message is hidden "
                     f"for {seconds:g} s; it is for {self.remaining():.1f} s"
                 )
-            threading.Event().wait(EXTEND_CHECK_SECONDS)
+            sleep(EXTEND_CHECK_SECONDS)
 
     def release(self) -> NoReturn:
         """End the run and give the message back: it is visible at once, to any worker.

@@ -1,7 +1,5 @@
 """An SQS emulator, a proxy that breaks things, and real workers, for every test that asks for them."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support import audits
 from support.app import behind, close_app, make_app
+from support.clock import FakeClock
 from support.diary import DIARY_VARIABLE, Diary
 from support.known_deviations import expect_failures
 from support.order import Record, Rest, Scheduling, arrange
@@ -173,6 +172,11 @@ def proxy(emulator, monkeypatch):
 
 
 @pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
 def queue(request):
     """A queue name no other test has; the queue itself does not exist yet."""
     test = re.sub(r"\W+", "-", request.node.name).strip("-")
@@ -203,7 +207,7 @@ def workers(proxy, tmp_path, request):
     for worker in workers:
         worker.stop()
     if "breaks_rules" not in request.keywords:
-        audits.check(tmp_path)
+        audits.check(tmp_path.glob("*.events"))
 
 
 @pytest.fixture

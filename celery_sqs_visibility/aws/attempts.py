@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.policy.backoff import pause
-from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.clock import Clock, sleep
 
 T = TypeVar("T")
 
@@ -20,7 +19,7 @@ def attempt(
     request: Callable[[], T],
     errors: Errors,
     pauses: Iterable[float],
-    wait: Callable[[float], bool] | None = None,
+    wait: Callable[[float], object] = sleep,
 ) -> T:
     """Make a request, and repeat it after each pause while it fails with one of `errors`. Blocks.
 
@@ -28,12 +27,12 @@ def attempt(
         request: makes it.
         errors: those worth a retry.
         pauses: seconds before each retry.
-        wait: waits for a pause, and returns `True` to give up, as an event's `wait` does.
+        wait: waits for a pause; gives up if it returns `True`, as an event's `wait` does.
 
     Raises:
         SQSError: any other error, or the last attempt's.
     """
-    wait, left = wait or threading.Event().wait, iter(pauses)
+    left = iter(pauses)
     while True:
         try:
             return request()

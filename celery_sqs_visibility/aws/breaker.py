@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock, sleep
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class Breaker:
         is_unanswered: Callable[[Exception], bool],
         start: StartThread,
         clock: Clock = SYSTEM_CLOCK,
-        wait: Callable[[float], object] | None = None,
+        wait: Callable[[float], object] = sleep,
     ) -> None:
         self._dependency = dependency
         self._probe = probe
         self._is_unanswered = is_unanswered
         self._start = start
         self._clock = clock
-        self._wait = wait or threading.Event().wait
+        self._wait = wait
         self._lock = threading.Lock()  # guards writes to everything below
         self._circuit = Circuit()
         self._probing = False

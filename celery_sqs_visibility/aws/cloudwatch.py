@@ -1,7 +1,8 @@
-"""CloudWatch over boto3: Amazon's metrics of queues."""
+"""CloudWatch over boto3: Amazon's metrics of queues, and lines of log groups."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -10,14 +11,25 @@ from celery_sqs_visibility.aws.client_factory import ClientPurpose, new_client
 from celery_sqs_visibility.aws.error_codes import translate
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import ProcessClients
+from celery_sqs_visibility.errors import UnavailableError
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock, sleep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
 
 #: Limit of API_GetMetricData.
 MAX_METRICS_PER_REQUEST: Final = 500
+
+#: Lines of an answer; Insights' own limit is 10,000.
+MAX_LINES: Final = 1000
+
+#: How long an answer is waited for, and how often it is asked for, in seconds.
+QUERY_SECONDS: Final = 60.0
+LOOK_SECONDS: Final = 0.5
+
+UNFINISHED: Final = frozenset({"Scheduled", "Running", "Unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +50,33 @@ class Span:
     period_seconds: int
 
 
-class CloudWatch:
+class _Service:
     """The API actions that we use, for one set of settings. Ignores the endpoint in the settings.
 
     Any thread. Every method raises an `SQSError` and nothing else.
     """
 
+    service: Literal["cloudwatch", "logs"]
+
     def __init__(self, settings: ClientSettings) -> None:
-        self._clients = ProcessClients[Any](lambda: new_client(settings, ClientPurpose.PUBLISH, "cloudwatch"))
+        self._clients = ProcessClients[Any](lambda: new_client(settings, ClientPurpose.PUBLISH, self.service))
+
+    def _call(self, action: str, request: Callable[[Any], Any]) -> Any:
+        try:
+            return request(self._clients.get())
+        except Exception as exc:  # noqa: BLE001 - see above
+            error = translate(exc, action, self.service)
+            raise error from error.__cause__ or exc
+
+
+class CloudWatch(_Service):
+    """Metrics."""
+
+    service = "cloudwatch"
 
     def location(self) -> Location:
         """Return where requests go, without a request."""
-        meta = self._call(lambda client: client.meta)
+        meta = self._call("GetMetricData", lambda client: client.meta)
         return Location(meta.region_name, meta.endpoint_url)
 
     def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
@@ -67,20 +94,16 @@ class CloudWatch:
                 "ScanBy": "TimestampDescending",
             }
             while True:
-                answer = self._call(lambda client: client.get_metric_data(**query))  # noqa: B023 - called here
+                answer = self._call(
+                    "GetMetricData",
+                    lambda client: client.get_metric_data(**query),  # noqa: B023 - called here
+                )
                 for result in answer["MetricDataResults"]:
                     found[int(result["Id"].removeprefix("m"))] += result["Values"]
                 if not (token := answer.get("NextToken")):
                     break
                 query["NextToken"] = token
         return found
-
-    def _call(self, request: Callable[[Any], Any]) -> Any:
-        try:
-            return request(self._clients.get())
-        except Exception as exc:  # noqa: BLE001 - see the class
-            error = translate(exc, "GetMetricData", "cloudwatch")
-            raise error from error.__cause__ or exc
 
 
 def _query(number: int, metric: QueueMetric, span: Span) -> dict[str, Any]:
@@ -93,3 +116,63 @@ def _query(number: int, metric: QueueMetric, span: Span) -> dict[str, Any]:
             "Stat": metric.statistic,
         },
     }
+
+
+class CloudWatchLogs(_Service):
+    """Lines of log groups. Their times are in seconds since the epoch."""
+
+    service = "logs"
+
+    def __init__(self, settings: ClientSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(settings)
+        self._clock = clock
+
+    def lines_with(self, text: str, group: str, start: float, end: float) -> list[str]:
+        """StartQuery and GetQueryResults: return lines that contain the text, oldest first.
+
+        Amazon bills what the query reads (USD 0.005 a GB, us-east-1, 2025).
+        """
+        query = (
+            f"fields @message | filter @message like {json.dumps(text)} "
+            f"| sort @timestamp asc | limit {MAX_LINES}"
+        )
+        began = self._call(
+            "StartQuery",
+            lambda client: client.start_query(
+                logGroupName=group, startTime=int(start), endTime=int(end) + 1, queryString=query
+            ),
+        )
+        until = self._clock.monotonic() + QUERY_SECONDS
+        while (answer := self._results(began["queryId"]))["status"] in UNFINISHED:
+            if self._clock.monotonic() >= until:
+                raise UnavailableError(
+                    f"CloudWatch Logs has not answered a query of {group!r} within {QUERY_SECONDS:g} s: "
+                    "ask about a shorter time",
+                    code="QueryTimeout",
+                )
+            sleep(LOOK_SECONDS)
+        if answer["status"] != "Complete":
+            raise UnavailableError(f"a query of {group!r} ended as {answer['status']}", code=answer["status"])
+        fields = [{each["field"]: each["value"] for each in row} for row in answer["results"]]
+        return [row["@message"] for row in fields if "@message" in row]
+
+    def lines_of_messages(self, group: str, start: float, end: float) -> Iterator[str]:
+        """FilterLogEvents: yield the lines of a JSON log that tell of a message, in the order of their time.
+
+        Free, and slow for a group with much else: Amazon looks at ten pages of it a second at the most.
+        """
+        query: dict[str, Any] = {
+            "logGroupName": group,
+            "startTime": int(start * 1000),
+            "endTime": int(end * 1000),
+            "filterPattern": '{ $.message_id = "*" }',
+        }
+        while True:
+            page = self._call("FilterLogEvents", lambda client: client.filter_log_events(**query))
+            yield from (each["message"] for each in page["events"])
+            if not (token := page.get("nextToken")):
+                return
+            query["nextToken"] = token
+
+    def _results(self, query: str) -> Any:
+        return self._call("GetQueryResults", lambda client: client.get_query_results(queryId=query))

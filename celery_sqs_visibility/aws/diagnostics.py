@@ -26,8 +26,8 @@ KMS_TIMEOUT_SECONDS: Final = 4
 def clock_offset(endpoint: str) -> float | None:
     """Return the seconds by which this machine's clock is ahead of the endpoint's; `None` if unknown.
 
-    Reads the Date header, which has whole seconds. The request is unsigned: SQS refuses it, whatever this
-    machine's clock says, and dates the answer.
+    0 if the clocks may agree: the Date header has whole seconds, and the answer may have been long on its
+    way. The request is unsigned: SQS refuses it, whatever this machine's clock says, and dates the answer.
     """
     if not endpoint.startswith(("https://", "http://")):
         return None
@@ -44,7 +44,8 @@ def clock_offset(endpoint: str) -> float | None:
         theirs = parsedate_to_datetime(date or "").timestamp()
     except (TypeError, ValueError):
         return None
-    return (began + SYSTEM_CLOCK.wall()) / 2 - (theirs + 0.5)
+    least, most = began - (theirs + 1), SYSTEM_CLOCK.wall() - theirs
+    return 0.0 if least <= 0 <= most else (least + most) / 2
 
 
 def may_generate_data_key(settings: ClientSettings, key: str, region: str) -> bool | None:

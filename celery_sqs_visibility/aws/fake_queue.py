@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from celery_sqs_visibility.aws.fake_rules import invalid_handle, refused
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import Redrive, parse_redrive_policy
-from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
+from celery_sqs_visibility.policy.quotas import (
+    DEDUPLICATION_SECONDS,
+    DEFAULT_RETENTION_SECONDS,
+    VISIBILITY_HORIZON_SECONDS,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-#: Seconds during which a FIFO queue drops a second message with the same deduplication id.
-DEDUPLICATION_SECONDS: Final = 300
 
 #: Seconds during which a FIFO queue returns the same messages for the same ReceiveRequestAttemptId.
 ATTEMPT_SECONDS: Final = 300

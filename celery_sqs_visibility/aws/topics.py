@@ -12,7 +12,6 @@ import json
 import logging
 import random
 import re
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +24,7 @@ from celery_sqs_visibility.errors import (
     SQSError,
 )
 from celery_sqs_visibility.policy import queue_names
+from celery_sqs_visibility.policy.clock import sleep
 from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def subscribe(queue: Queue, topic: Topic, beside: Iterable[str] = ()) -> str:
     return topic.sns.subscribe(topic.arn, attributes["QueueArn"])
 
 
-def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], object] | None = None) -> None:
+def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], object] = sleep) -> None:
     """Unsubscribe queues that were made for one process and are gone. Logs errors and raises none.
 
     Looks only at queues in the account and region of the queue `beside`, since SQS cannot tell about others,
@@ -183,7 +183,7 @@ def sweep(topic: Topic, beside: Queue, prefix: str, wait: Callable[[float], obje
         sample = random.sample(candidates, min(len(candidates), MAX_LOOKS))
         missing = [each for each in sample if _is_missing(each, beside)]
         if missing:
-            (wait or threading.Event().wait)(LOOKS_APART_SECONDS)
+            wait(LOOKS_APART_SECONDS)
         for stale in missing:
             if _is_missing(stale, beside):
                 topic.sns.unsubscribe(stale.arn)

@@ -6,6 +6,8 @@
   is in neither count. Here the clock stands still while they are counted.
 - ReceiveRequestAttemptId is ignored. Here a repeated id receives the same messages again.
 - DynamoDB's conditional updates are not atomic. Here they are.
+- A look at a message makes six datetimes, and each request finds its service and its attributes' names anew.
+  Here neither does.
 
 This file imports nothing but moto: the tests' images have a copy of it in place of the program `moto_server`.
 """
@@ -16,10 +18,11 @@ import sys
 import threading
 import time  # noqa: TID251 - a server's
 from collections.abc import Callable
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 from flask import request
+from moto import backends
 from moto.dynamodb.models import DynamoDBBackend
 from moto.sqs import models as sqs_models
 from moto.sqs.models import SQSBackend
@@ -34,11 +37,16 @@ CHANGES: Final = (
 )
 
 lock = threading.RLock()
+changed = threading.Condition(lock)
 attempts: dict[Any, Any] = {}  # messages by attempt id; kept, since no test lasts long
 models: Any = sqs_models
-clock: Callable[[], float] = models.unix_time_millis
 receive_message: Any = SQSBackend.receive_message
 get_queue_attributes: Any = SQSBackend.get_queue_attributes
+
+
+def clock() -> float:
+    """Return the time in milliseconds."""
+    return time.time() * 1000
 
 
 def receive(self: Any, queue_name: str, count: int, wait: int, *args: Any, **kwargs: Any) -> Any:
@@ -50,9 +58,9 @@ def receive(self: Any, queue_name: str, count: int, wait: int, *args: Any, **kwa
             messages = attempts.get(attempt) or receive_message(self, queue_name, count, 0, *args, **kwargs)
             if attempt:
                 attempts[attempt] = messages
-        if messages or time.monotonic() >= until:
-            return messages
-        self.get_queue(queue_name).wait_for_messages(LOOK_SECONDS)
+            if messages or time.monotonic() >= until:
+                return messages
+            changed.wait(LOOK_SECONDS)
 
 
 def count(*args: Any, **kwargs: Any) -> Any:
@@ -72,6 +80,7 @@ def locked(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def one_at_a_time(*args: Any, **kwargs: Any) -> Any:
         with lock:
+            changed.notify_all()  # which go on when the lock is free
             return method(*args, **kwargs)
 
     return one_at_a_time
@@ -88,6 +97,11 @@ def mend() -> None:
         setattr(backend, name, locked(getattr(backend, name)))
     dynamodb: Any = DynamoDBBackend
     dynamodb.update_item = locked(dynamodb.update_item)
+    models.unix_time_millis = clock
+    models.camelcase_to_underscores = cache(models.camelcase_to_underscores)
+    services: Any = backends
+    found = list(services.list_of_moto_modules())
+    services.list_of_moto_modules = lambda: found
 
 
 if __name__ == "__main__":

@@ -125,6 +125,29 @@ def hear_ended_runs_first(pool: Any) -> None:
     results._flush_outqueue = flush_unless_another_is_ready
 
 
+def kill_before_time_limits_are_told(pool: Any) -> None:
+    """Kill a process whose run exceeds its hard time limit before its request hears of that. Idempotent.
+
+    billiard kills it afterwards (billiard/pool.py: `TimeoutHandler.on_hard_timeout`, `_trywaitkill`). Without
+    this one the run would go on beside its next one, or store its success after its failure, while its
+    request waits for the result backend or for a task's handlers.
+    """
+    processes = pool._pool
+    tell = getattr(processes, "on_hard_timeout", None)
+    if tell is None or hasattr(tell, "__wrapped__"):  # without an event loop there is none
+        return
+    handler = processes._timeout_handler
+
+    @wraps(tell)
+    def kill_and_tell(job: Any) -> None:
+        process, _ = handler._process_by_pid(job._worker_pid)
+        if process is not None and not job.ready():
+            handler._trywaitkill(process)
+        tell(job)
+
+    processes.on_hard_timeout = kill_and_tell
+
+
 class Jobs:
     """The runs that a prefork pool waits for: billiard's jobs, by number.
 

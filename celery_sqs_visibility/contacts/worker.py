@@ -163,23 +163,22 @@ def replace_add_task_queue(consumer: Any, add: Callable[..., None]) -> Callable[
 class RateMethods(NamedTuple):
     """Celery's methods that make tasks wait for their rate limit.
 
-    The first two take a request, its bucket and its tokens: one when it arrives, the other at its ETA. The
-    third takes a request that may run now.
+    The first takes a request, its bucket and its tokens, and sets a timer that looks at the bucket if it has
+    to wait. The second takes a request that may run now.
     """
 
     limit_task: Callable[[Any, Any, int], Any]
-    limit_post_eta: Callable[[Any, Any, int], Any]
     move_to_pool: Callable[[Any], None]
 
 
 def replace_rate_limits(consumer: Any, ours: Any) -> RateMethods:
-    """Replace the methods that apply rate limits by those of `ours`, which are named as in `RateMethods`.
+    """Replace the methods that apply rate limits by those of `ours`, which have their names.
 
     celery/worker/consumer/consumer.py: `_limit_task`, `_limit_post_eta`, `_limit_move_to_pool`. Celery's hold
     each task in memory until it may run. Without ours a few tasks that may not run for long would fill the
     worker, and it would receive nothing else.
     """
-    theirs = RateMethods(consumer._limit_task, consumer._limit_post_eta, consumer._limit_move_to_pool)
+    theirs = RateMethods(consumer._limit_task, consumer._limit_move_to_pool)
     consumer._limit_task = ours.limit_task
     consumer._limit_post_eta = ours.limit_post_eta
     consumer._limit_move_to_pool = ours.move_to_pool
@@ -195,6 +194,15 @@ def replace_apply_eta_task(consumer: Any, apply: Callable[[Any], None]) -> Calla
     theirs: Callable[[Any], None] = consumer.apply_eta_task
     consumer.apply_eta_task = apply
     return theirs
+
+
+def call_due_timers(hub: Any) -> None:
+    """Make a new event loop sleep only if no timer is due. Repeatable.
+
+    kombu/asynchronous/hub.py: `Hub.fire_timers`. kombu's calls ten timers, and then waits up to a second for
+    input or output: of a hundred tasks with one ETA, the last would start ten seconds late.
+    """
+    hub.fire_timers = partial(hub.fire_timers, min_delay=0)
 
 
 def keep_prefetch_count(consumer: Any) -> None:

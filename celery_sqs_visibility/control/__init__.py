@@ -1,1 +1,1 @@
-"""Remote control over SQS: commands to workers, replies, events; imported only where it is on."""
+"""Remote control over SQS: commands to workers, replies, events. Imported only if it is on."""

@@ -1,6 +1,6 @@
-"""Celery's events on their way to one monitor: in batches, by a thread, dropped where there are too many.
+"""Celery's events on their way to one monitor: sent in batches by a thread, dropped if there are too many.
 
-A receiver takes an event as a JSON object, or a list of them (celery/events/receiver.py:
+A receiver accepts an event as a JSON object, or a list of events (celery/events/receiver.py:
 `EventReceiver._receive`). So all waiting events share a message, its request and its receive.
 """
 
@@ -35,38 +35,38 @@ logger = logging.getLogger(__name__)
 #: An event waits this long for others. A monitor is that late.
 LINGER_SECONDS: Final = 0.5
 
-#: Events wait for one monitor until their bodies have this many bytes; further events are dropped.
+#: How many bytes of events may wait for one monitor; further events are dropped.
 MAX_BYTES: Final = 4 * 1024 * 1024
 
-#: A queue that was seen so recently may be unknown to a part of SQS.
+#: A queue that was first seen so recently may be unknown to some of SQS's servers.
 NEW_SECONDS: Final = 5.0
 
-#: From one check to the next. Shorter than the time for which SQS keeps a message there.
+#: The interval of checks. Shorter than the time for which SQS keeps a message in the queue.
 LIVENESS_CHECK_SECONDS: Final = 40.0
 
-#: Checks in a row at which nothing was received: SQS's counts are approximate.
+#: Consecutive checks at which nothing was received, because SQS's counts are approximate.
 LIVENESS_CHECKS: Final = 2
 
 
 class Liveness:
-    """Whether the monitor of a queue still receives. Only the thread that sends to the queue uses it.
+    """Whether the monitor of a queue still receives. Used only by the thread that sends to the queue.
 
     Received messages are not deleted, but hidden until they expire (`ATTRIBUTES` in `control/queues.py`). So
     if messages wait and none is hidden, nobody has received for a minute.
 
     Attributes:
-        is_silent: whether the monitor does not receive.
+        is_silent: whether the monitor has stopped receiving.
     """
 
     def __init__(self, queue: Queue, clock: Clock) -> None:
         self.is_silent = False
         self._queue = queue
         self._clock = clock
-        self._checks = 0  # in a row at which nothing was received
+        self._checks = 0  # consecutive checks at which nothing was received
         self._check_at = clock.monotonic() + LIVENESS_CHECK_SECONDS
 
     def check(self) -> None:
-        """Check, if that is due: a request."""
+        """Check if a check is due. Makes a request."""
         if self._clock.monotonic() < self._check_at:
             return
         self._check_at = self._clock.monotonic() + LIVENESS_CHECK_SECONDS
@@ -97,11 +97,11 @@ class Liveness:
 
 
 class EventFeed:
-    """Sends events to the queue of one monitor. `submit` may be called from any thread and does not block.
+    """Sends events to the queue of one monitor. `submit` may be called by any thread and does not block.
 
     Args:
-        encode: makes SQS's message.
-        gone: called by the thread that sends, once the queue and its monitor are gone.
+        encode: makes the message for SQS.
+        gone: called by the thread that sends, when the queue no longer exists, and so its monitor.
         lingers: whether this is a worker: events wait for others, and it checks that they are received.
 
     Attributes:
@@ -130,9 +130,9 @@ class EventFeed:
         self.lane: Lane[list[EventMessage]] = pump.lane("sends events to a monitor", 1, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: deque[EventMessage] = deque()
-        self._bytes = 0  # of those that wait
+        self._bytes = 0  # of waiting messages
         self._sending = False
-        self._since = 0.0  # when the first of those that wait came
+        self._since = 0.0  # when the first waiting message was added
         self._not_before = 0.0
         self._failures = 0
         self._flushing = False
@@ -140,21 +140,21 @@ class EventFeed:
         self._ended = False
 
     def seen(self) -> None:
-        """Note that the monitor listens now."""
+        """Note that the monitor is listening now."""
         self.seen_at = self._clock.monotonic()
 
     def submit(self, message: EventMessage) -> None:
-        """Send the message soon; drop it if too much waits."""
+        """Send the message soon, or drop it if too much waits."""
         now = self._clock.monotonic()
         with self._lock:
             if self._ended or (self._waiting and self._liveness.is_silent):
-                return  # one event now and then shows whether it receives again
+                return  # an occasional event shows whether it receives again
             if fits := self._bytes + len(message.body) <= MAX_BYTES:
                 if not self._waiting:
                     self._since = now
                 self._waiting.append(message)
                 self._bytes += len(message.body)
-                late = now > self._since + self._linger  # a thread that did not start is started now
+                late = now > self._since + self._linger  # start a thread, if none could start
                 if len(self._waiting) == 1 or self._bytes >= BATCH_BYTES or late:
                     self.lane.wake()
         if not fits:
@@ -183,7 +183,7 @@ class EventFeed:
         return max(self._not_before, now if full else self._since + self._linger)
 
     def ready(self) -> int:
-        """See `pump.Work`: one at a time, so that events come in order."""
+        """Return 1: one batch at a time, so that events arrive in order."""
         return 1
 
     def take(self, now: float) -> list[EventMessage] | None:
@@ -200,7 +200,7 @@ class EventFeed:
         return self.queue.sqs.send_batch(self.queue.url, [self._encode(each) for each in batch])
 
     def conclude(self, batch: list[EventMessage], since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`: errors that pass are followed by another attempt, others by a drop."""
+        """Retry after an error that passes; drop the events after any other."""
         # SQS does not know a queue in its first seconds.
         new = since - self.seen_at < NEW_SECONDS
         passing = (*PASSING_ERRORS, QueueDoesNotExistError) if new else PASSING_ERRORS
@@ -245,7 +245,7 @@ BATCH_BYTES: Final = 120 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EventMessage:
-    """One or several events, as JSON; `headers` name their sender."""
+    """One or several events, as JSON. `headers` name their sender."""
 
     body: str
     headers: Mapping[str, Any]
@@ -258,12 +258,12 @@ class EventMessage:
 
 
 def bytes_of(messages: Iterable[EventMessage]) -> int:
-    """Bytes of their bodies, which are ASCII."""
+    """Total bytes of the messages' bodies, which are ASCII."""
     return sum(len(message.body) for message in messages)
 
 
 def take_batch(waiting: deque[EventMessage]) -> list[EventMessage]:
-    """Take the content of one request from those that wait, the first ones, merged."""
+    """Remove and return the first waiting messages, merged for one request."""
     groups: list[list[EventMessage]] = []
     free_bytes = BATCH_BYTES
     while waiting and (not groups or len(waiting[0].body) <= free_bytes):

@@ -1,4 +1,4 @@
-"""Control queue of one consumer: the thread that makes, polls and tags it, and its mailbox."""
+"""The control queue of one consumer: its thread, which creates, polls and tags it, and its mailbox."""
 
 from __future__ import annotations
 
@@ -27,56 +27,57 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: No visibility timeout: the queue's own is longer than its messages last.
+#: No visibility timeout is given: the queue's own outlasts its messages.
 RECEIVE: Final = ReceiveOptions(system_attributes=("ApproximateFirstReceiveTimestamp", "SentTimestamp"))
 
 #: Threads that poll beside the inbox's while batches come back full, and how long such a poll waits.
 MAX_HELPERS: Final = 7
 HELPER_WAIT_SECONDS: Final = 2
 
-#: From one sweep to the next, and the longest time until the first, which is random: a fleet spreads them.
+#: The interval of sweeps. It is also the longest time until the first, which is random, to spread a fleet's
+#: sweeps.
 SWEEP_SECONDS: Final = 3600
 FIRST_SWEEP_SECONDS: Final = 600
 
-#: The longest pauses after errors in a row: errors that pass, and a permission that was never there.
+#: The longest pauses after consecutive errors: errors that pass, and a permission that was never there.
 MAX_PAUSE_SECONDS: Final = 30.0
 REFUSED_PAUSE_SECONDS: Final = 300.0
 
-#: Up to this many errors in a row, pauses are as short as those of other requests.
+#: Up to this many consecutive errors, pauses are as short as those of other requests.
 SHORT_PAUSES: Final = 5
 
 #: Pause after an unexpected error, which is a bug.
 PAUSE_SECONDS: Final = 5.0
 
-#: Pause between two checks whether a full consumer has caught up.
+#: How often a full consumer is checked.
 FULL_PAUSE_SECONDS: Final = 0.1
 
 #: SQS may not know a younger queue yet; polls of it are repeated after the second of these times.
 NEW_SECONDS: Final = 10.0
 NEW_PAUSE_SECONDS: Final = 0.2
 
-#: A caller waits for a new queue's address for so long at most.
+#: How long a caller waits for a new queue's address.
 CREATION_SECONDS: Final = 10.0
 
 UNEXPECTED: Final = "unexpected error in a thread that polls a control queue; continuing"
 
 
-#: Tells whether a message may still be handled: asked by the consumer's thread.
+#: Returns whether a message may still be handled. Called by the consumer's thread.
 IsInTime = Callable[[], bool]
 
-#: Gives a message to its consumer's thread.
+#: Passes a message to its consumer's thread.
 Put = Callable[[dict[str, Any], IsInTime], None]
 
 
 def never() -> bool:
-    """A consumer whose backlog is never full."""
+    """Return `False`: the default for a consumer whose backlog is never full."""
     return False
 
 
 class Mailbox:
-    """The messages of one queue for Celery's consumer, each once. Any thread.
+    """The messages of one queue for Celery's consumer, without duplicates. Any thread.
 
-    The consumer may come and go after an error: messages wait for the next one.
+    After an error the consumer is replaced: messages wait for the next one.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class Mailbox:
         self._put: Put | None = None
         self._is_full: Callable[[], bool] = never
         self._waiting: list[tuple[dict[str, Any], IsInTime]] = []
-        self._seen: RecentKeys[str] = RecentKeys(10_000)  # messages of a minute: then SQS drops them
+        self._seen: RecentKeys[str] = RecentKeys(10_000)  # as long as SQS keeps them: a minute
 
     @property
     def is_open(self) -> bool:
@@ -92,11 +93,11 @@ class Mailbox:
         return self._put is not None
 
     def is_full(self) -> bool:
-        """Whether the consumer's backlog is full, so that more messages stay at SQS."""
+        """Whether the consumer's backlog is full, so that more messages should stay in SQS."""
         return self._is_full()
 
     def open(self, put: Put, is_full: Callable[[], bool] = never) -> None:
-        """Add the consumer, which gets the messages that came before it."""
+        """Set the consumer. It gets the messages that came before it."""
         with self._lock:
             self._put, self._is_full = put, is_full
             waiting, self._waiting = self._waiting, []
@@ -109,14 +110,14 @@ class Mailbox:
             self._put = None
 
     def deliver(self, message_id: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """Put the message unless a copy came before: SQS may deliver twice, and senders repeat."""
+        """Put the message, unless a copy came before: SQS may deliver twice, and senders may retry."""
         with self._lock:
             is_new = self._seen.add(message_id, 0.0)
         if is_new:
             self.put(payload, is_in_time)
 
     def put(self, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """Give the message to the consumer, or to the next one if there is none now."""
+        """Pass the message to the consumer, or to the next one if there is none now."""
         with self._lock:
             put = self._put
             if put is None:
@@ -126,16 +127,16 @@ class Mailbox:
 
 
 class Inbox:
-    """Polls one control queue, which it makes and deletes. No method but `address` waits for SQS.
+    """Polls one control queue, which it creates and deletes. Only `address` waits for SQS.
 
     Args:
         node: the owner of the queue.
-        deliver: takes each received message. In the thread.
+        deliver: called with each received message, in the inbox's thread.
         sweeps: the exchanges whose stale queues it deletes.
         wanted: whether a consumer waits for messages now.
-        is_full: whether the consumer's backlog is full; then messages stay at SQS, until they expire there.
-        idle_seconds: the queue is deleted when it was not wanted for so long.
-        moved: called in a thread when another queue was created for one that is gone.
+        is_full: whether the consumer's backlog is full; then messages stay in SQS until they expire.
+        idle_seconds: the queue is deleted when it was not wanted for this long.
+        moved: called in a thread when another queue was created to replace a deleted one.
     """
 
     def __init__(
@@ -175,12 +176,12 @@ class Inbox:
         self._failures = 0
 
     def start(self) -> None:
-        """Start the thread, which makes the queue. Once."""
+        """Start the thread, which creates the queue. Call it once."""
         if start_thread(self._run, "sqs-control-inbox") is None:
             raise RuntimeError("cannot start the thread that polls a control queue")
 
     def use(self) -> bool:
-        """Keep the queue for a while longer. Returns `False` if it has ended."""
+        """Keep the queue for a while longer. Returns `False` if the inbox has ended."""
         with self._changed:
             self._used_at = self._clock.monotonic()
             return not self._stopped.is_set()
@@ -189,7 +190,7 @@ class Inbox:
         """The queue's address. Waits until the queue is created and usable, about a second.
 
         Raises:
-            SQSError: it cannot be made or polled, or has ended; then another may be made.
+            SQSError: the queue can't be created or polled, or the inbox has ended; another may be made then.
         """
         with self._changed:
             self._changed.wait_for(
@@ -200,14 +201,14 @@ class Inbox:
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
 
     def stop(self) -> None:
-        """End the thread, and start another that deletes the queue: the first may still wait for its poll."""
+        """End the thread. Another one deletes the queue, because the first may still wait for its poll."""
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
             queue, self._queue = self._queue, None
             if queue is not None:
                 self._deleting = start_thread(self._queues.delete, "sqs-control-delete", queue)
-        if queue is not None and self._deleting is None:  # the interpreter is ending
+        if queue is not None and self._deleting is None:  # no thread: the interpreter is ending
             self._queues.delete(queue)
 
     @property
@@ -216,7 +217,7 @@ class Inbox:
         return self._deleting is not None and self._deleting.is_alive()
 
     def join(self, timeout: float) -> None:
-        """Wait until the queue is deleted, for `timeout` seconds at the most. After `stop`."""
+        """Wait up to `timeout` seconds until the queue is deleted. Call it after `stop`."""
         if self._deleting is not None:
             self._deleting.join(timeout)
 
@@ -251,10 +252,10 @@ class Inbox:
     def _wait_seconds(self) -> int:
         if not self._usable:
             return 0
-        return 1 if self._failures else WAIT_TIME_SECONDS  # so that the log soon says that polls succeed
+        return 1 if self._failures else WAIT_TIME_SECONDS  # so that the log soon reports a success
 
     def _answered(self, queue: ControlQueue) -> None:
-        """Give the queue's address away from now on: SQS has answered a poll of it."""
+        """Let others have the queue's address from now on, because SQS has answered a poll of it."""
         with self._changed:
             if self._usable or self._stopped.is_set():
                 return
@@ -265,11 +266,11 @@ class Inbox:
     def _receive(self, queue: ControlQueue, wait: int) -> bool:
         """Receive and deliver. Returns whether there may be more."""
         messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
-        # In the order in which they were sent, as far as one answer has them: SQS keeps none.
+        # In the order of sending, within one answer: SQS does not keep the order.
         for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
             try:
                 self._deliver(message)
-            except Exception:  # the others are hidden, until they expire
+            except Exception:  # the other messages would stay hidden until they expire
                 logger.exception(UNEXPECTED)
         return len(messages) == BATCH_ENTRIES
 
@@ -290,7 +291,7 @@ class Inbox:
             self._helpers.release()
 
     def _keep(self, queue: ControlQueue, now: float) -> None:
-        """Give a sign of life, and sweep, where that is due."""
+        """Give a sign of life, and sweep, if that is due."""
         if now >= self._renew_at:
             self._renew_at = now + SIGN_OF_LIFE_SECONDS
             try:
@@ -303,7 +304,7 @@ class Inbox:
                     error,
                 )
         if now >= self._sweep_at:
-            # Not all workers of a fleet at the same time.
+            # At different times in the workers of a fleet.
             self._sweep_at = now + SWEEP_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311
             for exchange in self._sweeps:
                 start_thread(self._queues.sweep, "sqs-control-sweep", exchange)
@@ -331,13 +332,13 @@ class Inbox:
             return
         with self._changed:
             if missing:
-                # Swept, since this process was suspended for long: make another.
+                # Another process swept it, because this one was suspended for long: create another.
                 self._queue, self._usable = None, False
             elif not usable:
                 self._error = error
                 self._changed.notify_all()
         if not usable and self._idle_seconds < math.inf and isinstance(error, RefusedError):
-            self.stop()  # a caller has the error; its next command makes another
+            self.stop()  # the caller gets the error; its next command creates another
         if not missing:
             self._failures += 1
             self._outage.failure(error)
@@ -345,9 +346,9 @@ class Inbox:
 
 
 def _pause(error: SQSError, failures: int, *, worked: bool) -> float:
-    """Seconds until the next attempt. With jitter: a fleet meets the same error at the same time.
+    """Seconds until the next attempt, with jitter, because a fleet meets the same error at the same time.
 
-    A permission with which the queue has `worked` is likely to come back.
+    A permission with which the queue has `worked` before is likely to come back.
     """
     if isinstance(error, RefusedError) and not worked:
         return REFUSED_PAUSE_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311

@@ -34,23 +34,23 @@ from celery_sqs_visibility.policy.control_names import Use, use_of
 
 logger = logging.getLogger(__name__)
 
-#: A worker looks for monitors again after its start, when ListQueues shows those that it did not show then.
-#: Twice: a monitor may have begun just before others could see this worker.
+#: When a worker lists monitors again after its start, to find those that ListQueues did not show yet. Twice,
+#: because a monitor may have started just before others could see this worker.
 LATER_LOOKS_SECONDS: Final = (60.0, 65.0)
 
-#: Most monitors that are added because a command names them: each takes a thread. Others are listed.
+#: How many monitors are added because a command names them: each takes a thread. Others are listed.
 MAX_ANNOUNCED: Final = 32
 
 #: Each of these times is lengthened by up to this fraction, so that a fleet does not look at the same time.
 SPREAD: Final = 0.15
 
-#: Between later looks, while a monitor listens.
+#: The interval of later lists, while a monitor listens.
 LOOK_SECONDS: Final = 600.0
 
-#: Attempts of a worker at one look, while the error is one that passes: up to 3 s.
+#: Attempts of a worker to list, while the error is one that passes: up to 3 s.
 LOOK_ATTEMPTS: Final = 5
 
-#: Between two looks of a client, to which no monitor can announce itself: it takes no commands.
+#: The interval at which a client lists monitors, which can't announce themselves to it: it takes no commands.
 CLIENT_LOOK_SECONDS: Final = 300.0
 
 #: A monitor that is not listed is gone this long after its last announcement: lists may be a minute old.
@@ -58,7 +58,7 @@ FORGET_SECONDS: Final = 90.0
 
 
 class Monitors:
-    """The monitors of one exchange, as far as this process knows them, and their events. Any thread.
+    """The known monitors of one exchange, and their events. Any thread.
 
     Args:
         in_worker: whether threads send events. A client has none: it sends before `publish` returns.
@@ -81,15 +81,15 @@ class Monitors:
         self._closed = threading.Event()
         self._pause = self._closed.wait
         self._lock = threading.Lock()  # guards everything below
-        self._feeds: dict[str, EventFeed] = {}  # by URL; replaced whole: readers need no lock
+        self._feeds: dict[str, EventFeed] = {}  # by URL; replaced as a whole, so that readers need no lock
         self._watched = False
         self._looked = -math.inf
         self._refused = False
 
     def publish(self, message: dict[str, Any]) -> None:
-        """Send kombu's message to all monitors. Never raises: unsent events are dropped, and counted.
+        """Send kombu's message to all monitors. Never raises: unsent events are dropped and counted.
 
-        In a worker it takes a place in a buffer. In a client it takes a request for each monitor, and a list
+        In a worker the message is only buffered. In a client it takes a request for each monitor, and a list
         of queues every five minutes.
         """
         if not self._in_worker:
@@ -104,7 +104,7 @@ class Monitors:
                 feed.lane.send_next()
 
     def add_announced(self, addresses: Iterable[str]) -> None:
-        """Add monitors that announced these addresses. No request."""
+        """Add the monitors that announced these addresses. Makes no request."""
         found = (self._queues.url_of(self._exchange, address) for address in addresses)
         urls = dict.fromkeys(url for url in found if url is not None)
         room = max(0, MAX_ANNOUNCED - len(self._feeds))
@@ -114,7 +114,7 @@ class Monitors:
         self._listen([*(url for url in urls if url in self._feeds), *new[:room]])
 
     def look(self, attempts: int = 1) -> None:
-        """Ask SQS for the monitors' queues; with several attempts, again soon after an error that passes."""
+        """Ask SQS for the monitors' queues, up to `attempts` times if the errors pass."""
         find = partial(self._queues.find, self._exchange)
         try:
             listed = attempt(find, PASSING_ERRORS, map(pause, range(1, attempts)), self._pause)
@@ -126,7 +126,7 @@ class Monitors:
         self._forget_all_but(listed)
 
     def watch(self) -> None:
-        """Look for monitors in a thread until none listens. Idempotent."""
+        """Look for monitors in a thread, until none listens. Idempotent."""
         with self._lock:
             watched, self._watched = self._watched, True
         if not watched and start_thread(self._watch, "sqs-monitors") is None:
@@ -164,7 +164,7 @@ class Monitors:
             now = self._clock.monotonic()
             due = now - self._looked >= CLIENT_LOOK_SECONDS
             if due:
-                self._looked = now  # other threads go by the monitors known so far
+                self._looked = now  # so that other threads use the monitors known so far
         if due:
             self.look()
 
@@ -181,7 +181,7 @@ class Monitors:
 
     def _listen(self, urls: Iterable[str]) -> None:
         for url in urls:
-            if feed := self._feeds.get(url):  # one look at the table, which another thread may replace
+            if feed := self._feeds.get(url):  # one lookup, because another thread may replace the table
                 feed.seen()
             else:
                 self._add(Queue(url.rpartition("/")[2], url, self._queues.sqs))
@@ -199,7 +199,7 @@ class Monitors:
             self.watch()
 
     def _forget_all_but(self, listed: Collection[str]) -> None:
-        """Forget monitors that are gone. A send would find that out, but another app's monitor gets none."""
+        """Forget monitors that are gone, because no event may be sent to find that out."""
         before = self._clock.monotonic() - FORGET_SECONDS
         for url, feed in self._feeds.items():
             if url not in listed and feed.seen_at < before:
@@ -208,7 +208,7 @@ class Monitors:
     def _forget(self, gone: EventFeed) -> None:
         with self._lock:
             if gone not in self._feeds.values():
-                return  # a feed that was forgotten has sent its last events, and found no queue
+                return  # it was forgotten before, and its last events found no queue
             self._feeds = {url: feed for url, feed in self._feeds.items() if feed is not gone}
         gone.lane.stop()
         logger.info("a monitor listens no more (queue=%s)", gone.queue.name)
@@ -219,7 +219,7 @@ class EventExchanges:
 
     Args:
         in_worker: whether this is the main process of a worker.
-        use_here: Celery's use of an exchange, as the apps of this process name theirs.
+        use_here: returns what Celery uses an exchange for, by the names in this process's apps.
     """
 
     def __init__(
@@ -237,14 +237,14 @@ class EventExchanges:
         self._use_here = use_here
         self._lock = ProcessLock()  # guards everything below
         self._monitors: dict[str, Monitors] = {}  # by exchange
-        self._inboxes: dict[str, tuple[str, Inbox]] = {}  # with its exchange, by Celery's name of the queue
+        self._inboxes: dict[str, tuple[str, Inbox]] = {}  # by Celery's name of the queue, with its exchange
 
     def publish(self, exchange: str, message: dict[str, Any]) -> None:
-        """Send kombu's message to the monitors that listen. See `Monitors.publish`."""
+        """Send kombu's message to the monitors that listen, by `Monitors.publish`."""
         self._of(exchange).publish(message)
 
     def consume(self, queue: str, exchange: str, inbox: Inbox) -> None:
-        """Note an inbox that was made. If it is for events, this process is a monitor."""
+        """Note a new inbox. If it is for events, this process is a monitor."""
         if use_of(exchange) is not Use.COMMANDS:
             with self._lock:
                 self._inboxes[queue] = exchange, inbox
@@ -260,10 +260,10 @@ class EventExchanges:
         return bool(self._inboxes)
 
     def with_addresses(self, command: dict[str, Any]) -> dict[str, Any]:
-        """The command with the addresses of this process's queues of events, for workers to learn them.
+        """The command with the addresses of this process's event queues, to announce them to workers.
 
         Raises:
-            SQSError: such a queue cannot be made.
+            SQSError: an event queue can't be created.
         """
         with self._lock:
             inboxes = list(self._inboxes.values())
@@ -275,13 +275,13 @@ class EventExchanges:
         return {**command, "headers": {**(command.get("headers") or {}), wire.MONITORS: addresses}}
 
     def add_monitors(self, announced: Mapping[str, Sequence[str]]) -> None:
-        """Add the monitors that a command names, of this process's own exchanges. No request."""
+        """Add monitors that a command names, of exchanges that this process's apps use. Makes no request."""
         for exchange, addresses in announced.items():
             if self._use_here(exchange) is Use.EVENTS:
                 self._of(exchange).add_announced(addresses)
 
     def close(self, timeout: float) -> None:
-        """Send the waiting events, for `timeout` seconds at the most, and end the threads."""
+        """Send the waiting events, for at most `timeout` seconds, and end the threads."""
         until = self._clock.monotonic() + timeout
         for monitors in list(self._monitors.values()):
             monitors.flush(max(0.0, until - self._clock.monotonic()))

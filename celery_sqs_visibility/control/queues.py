@@ -30,7 +30,7 @@ from celery_sqs_visibility.policy.quotas import MIN_RETENTION_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: A message is received once, and expires before its visibility timeout does: nobody needs to delete it.
+#: A message is received once, and expires before its visibility timeout does, so nobody needs to delete it.
 ATTRIBUTES: Final = {
     "MessageRetentionPeriod": str(MIN_RETENTION_SECONDS),
     "VisibilityTimeout": str(10 * MIN_RETENTION_SECONDS),
@@ -39,20 +39,20 @@ ATTRIBUTES: Final = {
 #: Seconds for which the list of an exchange's queues is used. SQS's own may be a minute old.
 LIST_SECONDS: Final = 10
 
-#: Most requests at once of one broadcast.
+#: How many requests one broadcast makes at the same time.
 MAX_THREADS: Final = 32
 
-#: Queues whose tags one round of a sweep looks at. A round that finds a stale one is followed by another.
+#: How many queues' tags one round of a sweep reads. After a round that finds a stale queue there is another.
 SWEPT_QUEUES: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ControlQueue:
-    """A control queue that this process has made.
+    """A control queue that this process has created.
 
     Attributes:
-        url: SQS's.
-        address: by which others send to it: see `ControlQueues.url_of`.
+        url: its URL at SQS.
+        address: what others send to; `ControlQueues.url_of` turns it into a URL.
     """
 
     url: str
@@ -60,7 +60,7 @@ class ControlQueue:
 
 
 class ControlQueues:
-    """The control queues of all processes, by exchange. Any thread; every method but `url_of` makes requests.
+    """The control queues of all processes, by exchange. Any thread; all methods but `url_of` make requests.
 
     Args:
         prefix: the beginning of their names.
@@ -73,7 +73,7 @@ class ControlQueues:
         self._tags = dict(tags)
         self._clock = clock
         self._lock = ProcessLock()  # guards everything below
-        self._listed: dict[str, tuple[float, dict[str, str]]] = {}  # exchange: when, address to URL
+        self._listed: dict[str, tuple[float, dict[str, str]]] = {}  # exchange: (when, address to URL)
         self._base: str | None = None  # the part of a URL before the name
 
     def create(self, exchange: str, node: str) -> ControlQueue:
@@ -89,7 +89,7 @@ class ControlQueues:
         """Delete a queue, if it still exists. Waits between attempts."""
         delete = partial(self.sqs.delete_queue, queue.url)
         try:
-            attempt(delete, PASSING_ERRORS, map(pause, (1, 2)))  # a process that ends has little time
+            attempt(delete, PASSING_ERRORS, map(pause, (1, 2)))  # an ending process has little time
         except QueueDoesNotExistError:
             pass
         except SQSError as error:
@@ -108,7 +108,7 @@ class ControlQueues:
     def find(self, exchange: str, nodes: Collection[str] = ()) -> list[str]:
         """The URLs of the exchange's queues, or of those of `nodes`.
 
-        The list is cached, but listed anew for a node that it lacks.
+        Uses a cached list, which is refreshed if it lacks a node.
         """
         listed, fresh = self._cached(exchange)
         found = _of_nodes(listed, nodes)
@@ -117,7 +117,7 @@ class ControlQueues:
         return _of_nodes(self._list(exchange), nodes)
 
     def send(self, exchange: str, urls: Collection[str], body: str) -> int:
-        """Send a message to each queue, many at once. Waits; returns the number of queues that have it.
+        """Send a message to each queue, in parallel. Waits. Returns the number of queues that have it.
 
         Raises:
             SQSError: no existing queue is known to have the message.
@@ -150,14 +150,14 @@ class ControlQueues:
             logger.warning("cannot sweep control queues of processes that are gone, which stay: %s", error)
 
     def _swept(self, exchange: str, url: str) -> bool:
-        """Delete the queue if it is stale. Returns whether it was stale, or is gone."""
+        """Delete the queue if it is stale. Returns whether it was stale, or no longer exists."""
         try:
             if not is_stale(self.sqs.queue_tags(url), exchange, self._clock.wall()):
                 return False
             self.sqs.delete_queue(url)
             logger.info("deleted a control queue whose process has gone (%s)", url)
         except QueueDoesNotExistError:
-            pass  # another process was first
+            pass  # another process was faster
         return True
 
     def _cached(self, exchange: str) -> tuple[dict[str, str], bool]:
@@ -199,10 +199,10 @@ EXCHANGE_TAG: Final = "celery-control-exchange"
 NODE_TAG: Final = "celery-control-node"
 ALIVE_TAG: Final = "celery-control-alive"
 
-#: Seconds from one sign of life to the next.
+#: The interval of signs of life.
 SIGN_OF_LIFE_SECONDS: Final = 300
 
-#: Nobody has a queue without a sign of life for this long. AWS lets clocks differ by five minutes.
+#: A queue without a sign of life for this long has no owner. AWS lets clocks differ by five minutes.
 STALE_SECONDS: Final = 1200
 
 #: Characters that SQS refuses in the value of a tag, and the most that it takes.
@@ -217,12 +217,12 @@ def tags_of(exchange: str, node: str, now: float) -> dict[str, str]:
 
 
 def sign_of_life(now: float) -> dict[str, str]:
-    """The tag that says that somebody has the queue at `now`, in seconds since the epoch."""
+    """The tag that says that the queue has an owner at `now`, in seconds since the epoch."""
     return {ALIVE_TAG: str(int(now))}
 
 
 def is_stale(tags: Mapping[str, str], exchange: str, now: float) -> bool:
-    """Whether nobody has that queue of the exchange any more. `False` without all our tags."""
+    """Whether a queue of the exchange has no owner any more. `False` if it lacks one of our tags."""
     alive = tags.get(ALIVE_TAG, "")
     ours = tags.get(EXCHANGE_TAG) == _legal(exchange) and NODE_TAG in tags
     return ours and alive.isascii() and alive.isdigit() and now - int(alive) > STALE_SECONDS

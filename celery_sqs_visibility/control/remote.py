@@ -35,16 +35,16 @@ from celery_sqs_visibility.policy.options import Options
 
 logger = logging.getLogger(__name__)
 
-#: A command is sent again for so long while SQS does not take it. Celery's callers wait a second for replies.
+#: How long a command is retried if SQS does not accept it. Celery's callers wait a second for replies.
 BROADCAST_SECONDS: Final = 3.0
 
-#: The queue of a consumer that was cancelled stays for so long: Celery resets its own after an error.
+#: How long the queue of a cancelled consumer is kept: Celery resets its own consumer after an error.
 KEPT_SECONDS: Final = 5.0
 
-#: A process that ends waits this long for the deletion of its queues.
+#: How long an ending process waits for the deletion of its queues,
 END_SECONDS: Final = 1.5
 
-#: And so long for its last events, such as `worker-offline`, and for its last replies.
+#: and for its last events, such as `worker-offline`, and its last replies.
 LAST_WORDS_SECONDS: Final = 0.5
 
 
@@ -52,7 +52,7 @@ LAST_WORDS_SECONDS: Final = 0.5
 class Member:
     """A worker or a receiver of events in this process, with a queue of its own.
 
-    Its consumer may be gone for up to `KEPT_SECONDS`; `left` counts how often it went.
+    Its consumer may be away for up to `KEPT_SECONDS`; `left` counts how often it left.
     """
 
     mailbox: Mailbox
@@ -61,11 +61,11 @@ class Member:
 
 
 class RemoteControl:
-    """Made once for a process and a broker. Any thread.
+    """Remote control by one process over one broker. Any thread.
 
     Args:
         in_worker: whether this is the main process of a worker.
-        use_here: Celery's use of an exchange, as the apps of this process name theirs.
+        use_here: returns what Celery uses an exchange for, by the names in this process's apps.
         pump: sends replies and events.
     """
 
@@ -85,7 +85,7 @@ class RemoteControl:
         self.events = EventExchanges(self.queues, clock, in_worker, use_here, pump)
         self._replies = Replies(self.queues, self._decoded, clock)
         self._reply_sender = ReplySender(self.queues, clock, pump)
-        #: Send a worker's answer, in another thread. A caller that has gone gets none.
+        #: Sends a worker's answer, in another thread. If its caller is gone, it is dropped.
         self.reply = self._reply_sender.reply
         self._pid = os.getpid()
         self._closed = threading.Event()
@@ -93,15 +93,15 @@ class RemoteControl:
         self._members: dict[str, Member] = {}  # by Celery's name of the queue
         self._ended: list[Inbox] = []  # whose queues may not be deleted yet
         self._commanded: set[str] = set()  # exchanges to which this process has sent commands
-        self._unreadable = False  # whether one has been logged
+        self._unreadable = False  # whether an unreadable message has been logged
         atexit.register(self.close)
         worker_process_shutdown.connect(self._end_with_child)
 
     def consume(self, queue: str, exchange: str, put: Put, is_full: Callable[[], bool] = never) -> None:
-        """Give `put` the messages of the exchange that are for Celery's queue of that name. No request.
+        """Pass the exchange's messages for Celery's queue of that name to `put`. Makes no request.
 
-        While `is_full`, messages other than replies stay at SQS. A consumer that comes again gets the
-        messages that came meanwhile.
+        While `is_full`, messages other than replies stay in SQS. A consumer that comes back gets the messages
+        that came meanwhile.
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.collect(queue.removesuffix(f".{exchange}"), put)
@@ -118,7 +118,7 @@ class RemoteControl:
     def cancel(self, queue: str, exchange: str) -> None:
         """Stop consuming. The queue is deleted soon, unless it is consumed again before.
 
-        The queue of the replies stays for the next command.
+        The queue for replies is kept for the next command.
         """
         if use_of(exchange) is Use.REPLIES:
             self._replies.forget(queue.removesuffix(f".{exchange}"))
@@ -132,25 +132,25 @@ class RemoteControl:
             self._remove(queue, member, member.left)
 
     def requeue(self, queue: str, payload: dict[str, Any], is_in_time: IsInTime) -> None:
-        """Keep a message for the queue's next consumer, since its own was cancelled too early."""
+        """Keep a message for the queue's next consumer, because its own was cancelled before it got it."""
         with self._lock:
             member = self._members.get(queue)
         if member is not None:
             member.mailbox.put(payload, is_in_time)
 
     def expect_replies(self, exchange: str) -> None:
-        """Begin to make the queue of this process's replies, if there is none."""
+        """Start to create the queue for this process's replies, if there is none."""
         self._replies.inbox(exchange)
 
     def broadcast(self, exchange: str, message: dict[str, Any]) -> None:
         """Send a command to the workers that it names, or to all. The calling thread waits for SQS.
 
         Raises:
-            SQSError: the command was not sent. An error that passes was met for some seconds.
+            SQSError: the command was not sent, after retries of some seconds if the error is one that passes.
         """
         until = self._clock.monotonic() + BROADCAST_SECONDS
         self._commanded.add(exchange)
-        # The caller waits that long once this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
+        # The caller waits that long after this method has returned (kombu/pidbox.py: `Mailbox._broadcast`).
         expires = (message.get("headers") or {}).get(wire.EXPIRES)
         expires_in = expires - self._clock.wall() if expires else None
         send = partial(self._broadcast, exchange, message, uuid.uuid4().hex, expires_in)
@@ -186,11 +186,11 @@ class RemoteControl:
             inbox.join(max(0.0, until - self._clock.monotonic()))
 
     def _end_with_child(self, **_: object) -> None:
-        """Close as a pool's process ends, which calls no exit hooks (billiard/pool.py: `_do_exit`)."""
+        """Close when a pool's process ends, which calls no exit hooks (billiard/pool.py: `_do_exit`)."""
         self.close()
 
     def close_first(self) -> None:
-        """Close before the exit hooks of others: at SIGHUP Celery's replaces the process.
+        """Close before other exit hooks run: at SIGHUP Celery's hook replaces the process.
 
         See celery/apps/worker.py: `install_worker_restart_handler`.
         """
@@ -213,7 +213,7 @@ class RemoteControl:
         return Member(mailbox, inbox)
 
     def _leave(self, queue: str, member: Member, left: int) -> None:
-        """Remove a member, unless its consumer comes back before `KEPT_SECONDS` are over. A thread."""
+        """Remove a member, unless its consumer comes back within `KEPT_SECONDS`. A thread."""
         self._closed.wait(KEPT_SECONDS)
         self._remove(queue, member, left)
 
@@ -227,7 +227,7 @@ class RemoteControl:
         self._end(member.inbox)
 
     def _announce(self) -> None:
-        """Announce a monitor's new queue to workers, by the command of Celery's receivers. A thread."""
+        """Announce a monitor's new queue to workers, with the command of Celery's receivers. A thread."""
         for exchange in list(self._commanded if self.events.listens else ()):
             try:
                 self.broadcast(exchange, wire.HEARTBEAT)
@@ -240,7 +240,7 @@ class RemoteControl:
             self._ended = [*(each for each in self._ended if each.is_deleting), inbox]
 
     def _deliver(self, exchange: str, mailbox: Mailbox, received: ReceivedMessage) -> None:
-        """A command, or an event. The inbox's thread."""
+        """Deliver a command or an event. The inbox's thread."""
         is_command = use_of(exchange) is Use.COMMANDS
         message = self._decoded(received, replies_of(exchange) if is_command else None)
         if message is not None:

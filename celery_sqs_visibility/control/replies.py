@@ -1,7 +1,7 @@
 """Replies to commands: collected by the process that asked, and sent by the workers.
 
 A process has one queue for the replies to all its commands, and a consumer for each command. A worker's
-replies are sent by threads of their own: Celery's event loop does not wait.
+replies are sent by other threads, so that Celery's event loop does not wait.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: A process keeps the queue of its replies for this long after its last command, and then makes another.
+#: How long a process keeps its reply queue after its last command.
 IDLE_SECONDS: Final = 60.0
 
 
 class Collector:
-    """The replies to one command, for a consumer that may come later than they do.
+    """The replies to one command, for a consumer that may come after them.
 
     Attributes:
-        tickets: kombu's of the commands: a late reply to the command before has another.
+        tickets: kombu's tickets of the commands: a late reply to an earlier command has another one.
     """
 
     def __init__(self, began: float) -> None:
@@ -48,7 +48,7 @@ class Replies:
     """The replies of a process. Any thread.
 
     Args:
-        decode: reads a received message. Returns `None` if that is impossible.
+        decode: reads a received message. Returns `None` if it can't be read.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Replies:
         self._collectors: dict[str, Collector] = {}  # by routing key
 
     def collect(self, key: str, put: Put) -> None:
-        """Add the collector's consumer, which gets the replies that came before it. Its thread."""
+        """Set the collector's consumer, which gets the replies that came before it. The consumer's thread."""
         with self._lock:
             collector = self._collectors.setdefault(key, Collector(self._clock.monotonic()))
         collector.mailbox.open(put)
@@ -74,14 +74,14 @@ class Replies:
         """The `reply_to` of a command, with the queue's address.
 
         Raises:
-            SQSError: the queue cannot be made.
+            SQSError: the queue can't be created.
         """
         exchange, key = reply_to["exchange"], reply_to["routing_key"]
         address = self.inbox(exchange).address()
         now = self._clock.monotonic()
         with self._lock:
             if key not in self._collectors:
-                # Without those whose consumer never came.
+                # Drop collectors whose consumer never came.
                 waiting = {
                     each: collector
                     for each, collector in self._collectors.items()
@@ -92,7 +92,7 @@ class Replies:
         return {"exchange": exchange, "routing_key": f"{address}.{key}"}
 
     def inbox(self, exchange: str) -> Inbox:
-        """The queue of the exchange's replies, created if there is none."""
+        """The inbox for the exchange's replies, created if there is none."""
         with self._lock:
             inbox = self._inboxes.get(exchange)
             if inbox is None or not inbox.use():
@@ -112,12 +112,12 @@ class Replies:
         )
 
     def forget(self, key: str) -> None:
-        """Remove the collector and its consumer. The queue stays for the next command."""
+        """Remove the collector and its consumer. The queue is kept for the next command."""
         with self._lock:
             self._collectors.pop(key, None)
 
     def close(self) -> list[Inbox]:
-        """Stop collecting; return the inboxes, which the caller ends."""
+        """Stop collecting. Returns the inboxes, which the caller must end."""
         with self._lock:
             inboxes, self._inboxes, self._collectors = list(self._inboxes.values()), {}, {}
         return inboxes
@@ -128,24 +128,24 @@ class Replies:
             return
         with self._lock:
             collector = self._collectors.get(message.routing_key)
-        # kombu counts each reply that it gets towards its limit (kombu/pidbox.py: `Mailbox._collect`).
+        # kombu counts every reply that it gets towards its limit (kombu/pidbox.py: `Mailbox._collect`).
         if collector is not None and message.payload["headers"].get("ticket") in collector.tickets:
             collector.mailbox.deliver(message.id, message.payload, lambda: True)
 
 
-#: A reply is sent again after these seconds: SQS may not see a new queue for a second.
+#: A reply is retried after these seconds: SQS may not see a new queue for a second.
 REPLY_PAUSES_SECONDS: Final = (0.1, 0.2, 0.3, 0.3, 0.5, 0.6)
 
-#: Most replies that a process sends at once.
+#: How many replies a process sends at the same time.
 MAX_IN_FLIGHT: Final = 4
 
-#: Most characters of waiting replies; further replies are dropped.
+#: How many characters of replies may wait; further replies are dropped.
 MAX_CHARACTERS: Final = 16 * 1024 * 1024
 
 
 @dataclass(slots=True, order=True)
 class Reply:
-    """A reply that waits for the monotonic instant `due`."""
+    """A reply that is due at the monotonic instant `due`."""
 
     due: float
     url: str
@@ -163,11 +163,11 @@ class ReplySender:
         self.lane: Lane[list[Reply]] = pump.lane("sends replies to commands", MAX_IN_FLIGHT, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: list[Reply] = []  # a heap
-        self._characters = 0  # of those that wait
+        self._characters = 0  # of waiting replies
         self._untried = 0
 
     def reply(self, exchange: str, routing_key: str, message: dict[str, Any]) -> None:
-        """Send a worker's reply in another thread. Dropped if its caller is gone."""
+        """Send a worker's reply in another thread. It is dropped if its caller is gone."""
         address, _, collector = routing_key.partition(".")
         url = self._queues.url_of(exchange, address)
         if url is None:
@@ -192,7 +192,7 @@ class ReplySender:
             emit(ReplyDropped())
 
     def close(self, timeout: float) -> None:
-        """Send untried replies, for `timeout` seconds at the most, and end the threads."""
+        """Send untried replies, for at most `timeout` seconds, and end the threads."""
         with self._lock:
             self.lane.wait_until(lambda: not self._untried, timeout)
         self.lane.stop()
@@ -215,7 +215,7 @@ class ReplySender:
         return BatchResult({})
 
     def conclude(self, batch: list[Reply], _since: float, failed: Mapping[int, SQSError]) -> None:
-        """See `pump.Work`: SQS may not know a new queue yet."""
+        """Retry, because SQS may not know a new queue yet; drop the reply after that."""
         (reply,), error = batch, failed.get(0)
         passes = isinstance(error, (*PASSING_ERRORS, QueueDoesNotExistError))
         again = passes and reply.failures < len(REPLY_PAUSES_SECONDS)

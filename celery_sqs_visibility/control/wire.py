@@ -1,4 +1,4 @@
-"""Wire format of remote control: kombu's messages, with JSON bodies. Nothing else is read."""
+"""Wire format of remote control: kombu's messages with JSON bodies, and no other format."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ EXPIRES: Final = "expires"
 #: The header with the addresses of the monitors in the caller's process, by the exchange of their events.
 MONITORS: Final = "monitors"
 
-#: Most addresses that are read of one exchange: a process has a queue of events for each receiver.
+#: How many addresses of one exchange are read: a process has an event queue for each receiver.
 MAX_ADDRESSES: Final = 16
 
-#: The property with the seconds until the caller waits no longer: two machines' clocks differ.
+#: The property with the seconds for which the caller still waits: two machines' clocks may differ.
 EXPIRES_IN: Final = "expires_in"
 
-#: The property by which its receiver knows a message that was sent twice, since SQS's answer was lost.
+#: The property that identifies a message that was sent twice, because SQS's answer was lost.
 ID: Final = "message_id"
 
 
-#: The command by which a monitor wakes workers up (celery/events/receiver.py: `wakeup_workers`).
+#: The command with which a monitor wakes workers up (celery/events/receiver.py: `wakeup_workers`).
 HEARTBEAT: Final = {
     "body": '{"method": "heartbeat", "arguments": {}, "destination": null, "pattern": null, "matcher": null}',
     "content-type": JSON,
@@ -47,11 +47,11 @@ class ControlMessage:
     """A received message.
 
     Attributes:
-        id: the sender's for the message, or SQS's; the same for a copy.
-        payload: as kombu's virtual transports have it.
+        id: the sender's id of the message, or SQS's; the same for a copy.
+        payload: in the format of kombu's virtual transports.
         routing_key: the one it was published with.
         monitors: those in its sender's process, see `MONITORS`.
-        expires_in: seconds from the receive until nobody waits for its effect; `None`: there is no end.
+        expires_in: seconds from the receive for which anybody waits for its effect; `None` is for ever.
     """
 
     id: str
@@ -62,7 +62,7 @@ class ControlMessage:
 
 
 def body_of(message: Mapping[str, Any]) -> Any:
-    """The content of a message that this process publishes, by any serializer."""
+    """The content of a message that this process publishes, decoded with any serializer."""
     kind = message["content-type"]
     return load_content(message["body"], kind, message["content-encoding"], accept={kind})
 
@@ -82,15 +82,15 @@ def encode(
     message_id: str,
     expires_in: float | None = None,
 ) -> str:
-    """The message with that content, as the body of a message at SQS.
+    """The message with that content, as the body of an SQS message.
 
     Raises:
-        TooLargeError: SQS takes no message of that size.
+        TooLargeError: it is too large for SQS.
     """
     more = {EXPIRES_IN: expires_in, ID: message_id}
     text = envelope(dumps(body), message.get("headers") or {}, exchange, routing_key, more)
     if len(text) > MESSAGE_BYTES:
-        raise TooLargeError(f"it has {len(text)} bytes, and a message at SQS has {MESSAGE_BYTES} at most")
+        raise TooLargeError(f"it has {len(text)} bytes, and a message in SQS may have {MESSAGE_BYTES}")
     return text
 
 
@@ -101,7 +101,7 @@ def envelope(
     routing_key: str,
     properties: Mapping[str, Any] | None = None,
 ) -> str:
-    """The body of a message at SQS, with that content, which is JSON."""
+    """The body of an SQS message with that content, which must be JSON."""
     info = {"exchange": exchange, "routing_key": routing_key}
     properties = {**(properties or {}), "delivery_info": info}
     content = {"body": body, "content-type": JSON, "headers": dict(headers), "properties": properties}
@@ -128,7 +128,7 @@ def decode(received: ReceivedMessage, reply_exchange: str | None = None) -> Cont
         message_id = str(properties.get(ID) or received["MessageId"])
         properties = {**properties, "delivery_tag": received["MessageId"]}
         content = {"body": str(body), "content-type": JSON, "content-encoding": "utf-8"}
-        plain = {name: value for name, value in headers.items() if name != "compression"}  # it is none
+        plain = {name: value for name, value in headers.items() if name != "compression"}  # it is plain now
         payload = {**content, "headers": plain, "properties": properties}
         return ControlMessage(message_id, payload, str(routing_key), expires_in, _monitors(headers))
     except UnreadableError:
@@ -152,11 +152,11 @@ def _check_reply_to(command: Any, exchange: str) -> None:
         return
     address = str(reply_to["routing_key"]).partition(".")[0]
     if reply_to["exchange"] != exchange or not is_address(address):
-        raise UnreadableError(f"its reply_to is no queue for replies: {truncated(repr(reply_to), 200)}")
+        raise UnreadableError(f"its reply_to is not a reply queue: {truncated(repr(reply_to), 200)}")
 
 
 def _seconds_in_queue(received: ReceivedMessage) -> float:
-    """Seconds from the sending to the receive, by SQS's clock alone."""
+    """Seconds from the sending to the receive, by SQS's clock only."""
     attributes = received["Attributes"]
     milliseconds = int(attributes["ApproximateFirstReceiveTimestamp"]) - int(attributes["SentTimestamp"])
     return max(0.0, milliseconds / 1000)

@@ -1,1 +1,1 @@
-"""What the process holds of SQS: decisions only, without a lock, a thread, a clock, I/O, Celery or boto3."""
+"""State of held messages and the decisions about them: no lock, thread, clock, I/O, Celery or boto3."""

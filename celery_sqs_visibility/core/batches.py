@@ -1,4 +1,4 @@
-"""Settlements on their way to SQS: which share a request, when it is due, and what becomes of failed ones."""
+"""Settlements waiting to be sent to SQS: which share a request, when it is due, and which are retried."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SE
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.queues import Queue
 
-#: Errors after which nothing is tried again.
+#: Errors after which a settlement is not retried.
 FINAL_ERRORS: Final = (ReceiptHandleInvalidError, RequestRefusedError)
 
 #: The error of a visibility change that could not be sent in time.
 TOO_LATE: Final = UnavailableError("its visibility timeout ran out before it could be settled")
 
-#: A delete that has met another lingers for this many windows: more deletes are likely to come.
+#: Once a second delete has joined the first, the batch lingers for this many windows, to collect more.
 DELETE_LINGER_WINDOWS: Final = 5
 
 
 class PendingSettlement(NamedTuple):
-    """A settlement to be carried out by a request; it lingers from the monotonic instant `since`.
+    """A settlement to be sent in a request; it lingers from the monotonic instant `since`.
 
-    After a try whose answer was lost SQS may have carried it out, and may show a message that was hidden
-    from `done_by` on.
+    If the answer to an earlier try was lost, SQS may have carried it out. A message that was hidden may then
+    be visible from `done_by` on.
     """
 
     delivery: Delivery
@@ -60,16 +60,16 @@ class PendingSettlement(NamedTuple):
         return min(self.delivery.deadline, self.done_by)
 
     def clamped(self, now: float) -> PendingSettlement:
-        """The same, not beyond the horizon: SQS would refuse that."""
+        """Return a copy whose timeout ends before the horizon: SQS refuses a longer one."""
         left = max(0, int(self.delivery.horizon - now) - HORIZON_MARGIN_SECONDS)
         if isinstance(self.settlement, Hide) and self.settlement.seconds > left:
             return self._replace(settlement=replace(self.settlement, seconds=left))
         return self
 
     def was_done_before(self, error: SQSError) -> bool:
-        """Whether an earlier delete worked, whose answer was lost: SQS then refuses the handle as invalid.
+        """Whether the error shows that an earlier delete, whose answer was lost, succeeded.
 
-        A FIFO queue also refuses the handle of a message that is there, after the visibility timeout.
+        In a FIFO queue it does not: SQS also refuses an expired handle of a message that still exists.
         """
         return (
             isinstance(error, ReceiptHandleInvalidError)
@@ -79,13 +79,13 @@ class PendingSettlement(NamedTuple):
         )
 
 
-#: A settlement that is over, with its error if it failed.
+#: A settlement that was sent or given up, with its error if it failed.
 Ended = tuple[PendingSettlement, SQSError | None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettlementBatch:
-    """Settlements of one request; those that are too `late`, after their deadline, are not sent."""
+    """Settlements of one request; those in `late` have passed their deadline and are not sent."""
 
     origin: PendingBatch
     settlements: list[PendingSettlement]
@@ -108,14 +108,14 @@ class PendingBatch:
         self._longest_linger = window * (DELETE_LINGER_WINDOWS if can_linger else 1)
 
     def due(self, now: float, *, flushing: bool) -> float:
-        """The monotonic instant of the next request. Not called where nothing is pending."""
+        """The monotonic instant of the next request. Requires a pending settlement."""
         if flushing or len(self.settlements) >= BATCH_ENTRIES:
             return now
         linger = self._longest_linger if len(self.settlements) > 1 else self._window
         return self.settlements[0].since + linger
 
     def take(self, now: float) -> SettlementBatch:
-        """The next request's settlements."""
+        """Take out the settlements of the next request."""
         popleft = self.settlements.popleft
         taken = [popleft() for _ in range(min(BATCH_ENTRIES, len(self.settlements)))]
         if self.kind is Delete:
@@ -125,21 +125,21 @@ class PendingBatch:
 
 
 class SettlementBatches:
-    """Settlements that are not over. Not thread-safe: the caller locks.
+    """Settlements that are pending or in flight. Not thread-safe: the caller locks.
 
-    A failed settlement is tried again, in any batch, until its delivery's deadline. No visibility change is
-    sent after that: another worker may have the message, and SQS may take the old handle. Where an answer is
-    lost the change may have been made, and the message may be visible as soon as that says: a release is not
-    sent again then.
+    A failed settlement is retried, in any batch, until its delivery's deadline. After the deadline no
+    visibility change is sent: another worker may have the message, and SQS may accept the expired handle. If
+    the answer to a visibility change was lost, it is retried only until the message may be visible because of
+    it; so a release is not retried.
 
     Args:
         window: for how many seconds a settlement lingers, so that others can share its request.
 
     Attributes:
-        unfinished: how many are pending or under way.
-        flushing: how many wait for all of them: nothing lingers then.
-        news: whether the next request may be due earlier than it was; whoever looks resets it.
-        tries_again: whether a failed settlement is.
+        unfinished: number of settlements that are pending or in flight.
+        flushing: number of callers that wait for all of them; while there are any, nothing lingers.
+        news: whether the next request may be due earlier than before; the reader resets it.
+        tries_again: whether failed settlements are retried.
     """
 
     def __init__(self, window: float) -> None:
@@ -154,29 +154,27 @@ class SettlementBatches:
         self._ties = itertools.count()
 
     def add(self, one: PendingSettlement, new: int = 1) -> None:
-        """Carry out the settlement, soon; it is not `new` where it is tried again."""
-        key = queue, kind = one.delivery.queue, type(one.settlement)
-        pending = self._batches.get(key)
+        """Queue a settlement. Pass `new=0` for a retry, which `unfinished` counts already."""
+        queue, kind = one.delivery.queue, type(one.settlement)
+        pending = self._batches.get((queue, kind))
         if pending is None:
-            pending = self._batches[key] = PendingBatch(queue, kind, self._window)
+            pending = self._batches[queue, kind] = PendingBatch(queue, kind, self._window)
         pending.settlements.append(one)
         self.unfinished += new  # not before: memory may lack, and what is not there is never finished
         # The first settlement sets the time, and a full batch goes at once.
-        if pending not in self._waiting:
+        if pending not in self._waiting or len(pending.settlements) % BATCH_ENTRIES == 0:
             self._waiting[pending] = None
-            self.news = True
-        elif len(pending.settlements) % BATCH_ENTRIES == 0:
             self.news = True
 
     def due(self, now: float) -> float | None:
-        """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
+        """The monotonic instant from which `take` returns a batch; `None` if nothing is pending."""
         flushing = self.flushing > 0
         instants = [self._retries[0][0]] if self._retries else []
         instants += [pending.due(now, flushing=flushing) for pending in self._waiting]
         return min(instants, default=None)
 
     def ready(self) -> int:
-        """About how many batches `take` would return now, where one is due."""
+        """About how many batches `take` would return now, given that one is due."""
         return max(1, sum(len(pending.settlements) // BATCH_ENTRIES for pending in self._waiting))
 
     def take(self, now: float) -> SettlementBatch | None:
@@ -196,10 +194,10 @@ class SettlementBatches:
     def answered(
         self, batch: SettlementBatch, failed: Mapping[int, SQSError], since: float, now: float
     ) -> list[Ended]:
-        """The settlements that end with a request of which a part failed; others are tried again.
+        """Handle the answer to a batch: return the settlements that are over, and retry the others.
 
-        Failed ones are sent again after one pause, so that they share a batch. The caller counts those that
-        end out of `unfinished`, once listeners know.
+        Failed ones are sent again after one pause, so that they share a batch. The caller subtracts the
+        returned ones from `unfinished`, after it has told the listeners.
         """
         tried = batch.settlements
         failed = {i: error for i, error in failed.items() if not tried[i].was_done_before(error)}
@@ -219,7 +217,7 @@ class SettlementBatches:
         since: float,
         not_before: float,
     ) -> bool:
-        """Send it again at `not_before`; `False` if it failed for good."""
+        """Schedule a retry at `not_before`. Returns `False` if the settlement failed for good."""
         again = tried._replace(failures=tried.failures + 1, since=not_before)
         if isinstance(error, AnswerLostError):
             again = again._replace(answer_lost=True)

@@ -1,14 +1,14 @@
-"""Capacity for messages, which all queues share: reservations, waiters, and places that deliveries take.
+"""Capacity for messages, shared by all queues: reservations, waiters, and the places of held messages.
 
-`policy.prefetch` decides how many messages a poll may ask for; here are the counts, and the waiters in their
-order.
+`policy.prefetch` decides how many messages a poll may ask for. This module keeps the counts, and the waiters
+in order.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -31,17 +31,17 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 #: Seconds over which the tasks per second are averaged.
 PACE_MEMORY_SECONDS: Final = 2.0
 
-#: Tasks that end within this time count as ended at once: they fade by half a per cent in it.
+#: Tasks that end within this time count as one step: their weight fades by 0.5 % meanwhile.
 PACE_STEP_SECONDS: Final = 0.01
 
-#: The first tasks after a rest count as done in at least this time.
+#: The pace is averaged over at least this time, so that the first tasks after a rest don't inflate it.
 MIN_PACE_SECONDS: Final = 0.25
 
 #: The number of tasks after which the durations of earlier ones hardly count.
 DURATION_MEMORY_TASKS: Final = 5
 
-#: Messages that wait for their payload without a place cost a heartbeat each. Of more, the others keep
-#: theirs, so that no more are received.
+#: Messages that wait for their payload take no place, but each costs a heartbeat. Beyond this number they
+#: keep their places, so that no more are received.
 MAX_ASIDE: Final = 200
 
 
@@ -51,14 +51,16 @@ class Reservation:
 
     queue: str
     fifo: bool
-    messages: int  # 1 to 10; once it is answered, those that came, until they are held
+    messages: int  # 1 to 10; after the answer, the messages that came and are not held yet
     wait: int  # seconds that the poll may wait for them
     since: float  # the monotonic instant at which the capacity was reserved
+    likely: bool = False  # whether the poll is likely to bring, or has brought, all these messages
+    in_flight: bool = True  # whether the poll is not answered yet
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A queue that is to be polled, and its reservation once there is one, when `wake` is called."""
+    """A queue that is to be polled. Its reservation is set before `wake` is called."""
 
     queue: str
     fifo: bool
@@ -68,10 +70,10 @@ class Waiter:
 
 @dataclass(slots=True)
 class Taken:
-    """Held messages that take a place, and runs whose messages were settled when they began.
+    """Held messages that take a place, and runs whose messages were settled when the run began.
 
     Attributes:
-        resting: how many of the messages Celery holds until their ETA or their rate allows them to run.
+        resting: how many of the messages Celery holds until their ETA or their rate limit lets them run.
     """
 
     messages: int = 0
@@ -79,112 +81,96 @@ class Taken:
     runs: WeakSet[Delivery] = field(default_factory=WeakSet)
 
     def occupied(self, slots: Slots) -> int:
-        """Messages and runs together, without those that rest, as many as Celery's settings allow."""
+        """Messages and runs together, less the resting ones, up to `worker_eta_task_limit`."""
         limit = slots.eta_task_limit
         resting = self.resting if limit is None else min(self.resting, limit)
         return self.messages + len(self.runs) - resting
 
 
-class AskedFor:
-    """Polls in flight, and the messages that they ask for.
+class Asked:
+    """Counts of polls in flight, and of messages that were asked for or have come and are not held yet.
 
     Attributes:
-        polls: how many are in flight, by queue.
-        likely: the reservations of those that should bring all messages that they ask for.
-        expected: messages that these ask for.
-        fifo_expected: those of FIFO queues among them.
-        unlikely: messages that the other polls ask for, by queue.
-        messages: those that all polls ask for, by queue.
-
-    Messages that have come count here until they are held: as expected ones.
+        polls: number of polls in flight, by queue.
+        likely: the polls in flight that should bring all the messages they ask for.
+        idle: number of the other polls in flight, by queue.
+        unlikely: number of messages that those other polls ask for, by queue.
+        expected: number of messages that likely polls ask for, or that have come.
+        fifo_expected: the part of `expected` that belongs to FIFO queues.
+        messages: number of messages asked for or come, by queue.
     """
 
+    def __init__(self, reservations: Iterable[Reservation]) -> None:
+        self.polls: dict[str, int] = defaultdict(int)  # in C, unlike a Counter: there may be a hundred polls
+        self.idle: dict[str, int] = defaultdict(int)
+        self.unlikely: dict[str, int] = defaultdict(int)
+        self.messages: dict[str, int] = defaultdict(int)
+        self.likely: list[Reservation] = []
+        self.expected = self.fifo_expected = 0
+        for each in reservations:
+            queue, messages = each.queue, each.messages
+            self.messages[queue] += messages
+            if each.in_flight:
+                self.polls[queue] += 1
+                if each.likely:
+                    self.likely.append(each)
+            if each.likely:
+                self.expected += messages
+                self.fifo_expected += messages * each.fifo
+            else:
+                self.idle[queue] += 1
+                self.unlikely[queue] += messages
+
+    def idle_polls(self, but_of: Iterable[str]) -> int:
+        """Number of polls that are not likely to bring anything, except those of the given queues."""
+        return sum(self.idle.values()) - sum(self.idle[queue] for queue in but_of)
+
+
+class AskedFor:
+    """Reservations of polls in flight, and of answered polls whose messages are not held yet."""
+
     def __init__(self) -> None:
-        self._all: set[Reservation] = set()
-        self.polls: Counter[str] = Counter()
-        self.likely: set[Reservation] = set()
-        self.expected = 0
-        self.fifo_expected = 0
-        self.unlikely: Counter[str] = Counter()
-        self.messages: Counter[str] = Counter()
-        self._came: set[Reservation] = set()  # of polls whose messages are not held yet
+        self._reservations: set[Reservation] = set()
+        self._counts: Asked | None = None
 
-    def idle_polls(self, but_of: Collection[str]) -> int:
-        """How many polls are not likely to bring anything, those of some queues left out."""
-        idle = self.polls.total() - len(self.likely)
-        if not but_of:
-            return idle
-        likely = sum(each.queue in but_of for each in self.likely)
-        return idle + likely - sum(self.polls[queue] for queue in but_of)
+    @property
+    def counts(self) -> Asked:
+        """The current counts, computed once after each change."""
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = Asked(self._reservations)
+        return counts
 
-    def add(self, reservation: Reservation, *, likely: bool) -> None:
-        """A poll begins."""
-        self._all.add(reservation)
-        self.polls[reservation.queue] += 1
-        if likely:
-            self.likely.add(reservation)
-            self._expect(reservation, reservation.messages)
-        else:
-            self.messages[reservation.queue] += reservation.messages
-            self.unlikely[reservation.queue] += reservation.messages
+    def add(self, reservation: Reservation) -> None:
+        """Add the reservation of a new poll."""
+        self._reservations.add(reservation)
+        self._counts = None
 
     def doubt(self, reservation: Reservation) -> None:
-        """Expect nothing of a poll any more. Idempotent."""
-        if reservation in self.likely:
-            self.likely.remove(reservation)
-            self.expected -= reservation.messages
-            self.fifo_expected -= reservation.messages if reservation.fifo else 0
-            self.unlikely[reservation.queue] += reservation.messages
+        """Stop expecting messages of a poll in flight. Idempotent."""
+        reservation.likely = False
+        self._counts = None
 
     def answered(self, reservation: Reservation, messages: int) -> None:
-        """Note how many messages a poll has brought, unless it was given up before."""
-        if self.remove(reservation) and messages:
-            reservation.messages = messages
-            self._came.add(reservation)
-            self._expect(reservation, messages)
-
-    def _expect(self, reservation: Reservation, messages: int) -> None:
-        self.messages[reservation.queue] += messages
-        self.expected += messages
-        if reservation.fifo:
-            self.fifo_expected += messages
+        """Note how many messages a poll has brought. No effect if its reservation was removed before."""
+        if not messages:
+            self.remove(reservation)
+        elif reservation in self._reservations:
+            reservation.messages, reservation.likely, reservation.in_flight = messages, True, False
+            self._counts = None
 
     def remove(self, reservation: Reservation) -> bool:
-        """Forget a poll, or the messages that it brought; whether it was known."""
-        if reservation in self._came:
-            self._came.remove(reservation)
-            self._expect(reservation, -reservation.messages)
-            return True
-        if reservation not in self._all:
+        """Remove a reservation. Returns whether it was known."""
+        if reservation not in self._reservations:
             return False
-        self._all.remove(reservation)
-        self.doubt(reservation)
-        queue, messages = reservation.queue, reservation.messages
-        self.messages[queue] -= messages
-        self.polls[queue] -= 1
-        if self.polls[queue]:
-            self.unlikely[queue] -= messages
-        else:
-            del self.polls[queue], self.unlikely[queue]
+        self._reservations.remove(reservation)
+        self._counts = None
         return True
 
-    def recount(self) -> None:
-        """Count all anew, by the reservations."""
-        self.likely &= self._all
-        self.polls = Counter(each.queue for each in self._all)
-        self.messages, self.unlikely = Counter(), Counter()
-        for each in (*self._all, *self._came):
-            self.messages[each.queue] += each.messages
-        for each in self._all - self.likely:
-            self.unlikely[each.queue] += each.messages
-        expected = [*self.likely, *self._came]
-        self.expected = sum(each.messages for each in expected)
-        self.fifo_expected = sum(each.messages for each in expected if each.fifo)
-
     def remove_all(self, queue: str) -> None:
-        """The polls of that queue ask for nothing any more."""
-        for reservation in [each for each in self._all if each.queue == queue]:
-            self.remove(reservation)
+        """Remove the reservations of the queue's polls in flight."""
+        for each in [each for each in self._reservations if each.in_flight and each.queue == queue]:
+            self.remove(each)
 
 
 class RecentRuns:
@@ -197,11 +183,11 @@ class RecentRuns:
         self.seconds: float | None = None  # that a task runs, on average; `None` before the first
         self._tasks = 0.0
         self._observed_seconds = 0.0
-        self._at: float | None = None
+        self._at = -math.inf
 
     def note(self, now: float, seconds: float) -> None:
-        """A task ended that ran for these seconds."""
-        if self._at is None or now - self._at >= PACE_STEP_SECONDS:
+        """Note the end of a task that ran for that many seconds."""
+        if now - self._at >= PACE_STEP_SECONDS:
             self._tasks, self._observed_seconds = self._as_of(now)
             self._at = now
         self._tasks += 1
@@ -209,12 +195,12 @@ class RecentRuns:
         self.seconds = known + (seconds - known) / DURATION_MEMORY_TASKS
 
     def per_second(self, now: float) -> float:
-        """Tasks per second, as of now."""
+        """The number of tasks that end per second, as of now."""
         tasks, seconds = self._as_of(now)
         return tasks / max(seconds, MIN_PACE_SECONDS)
 
     def _as_of(self, now: float) -> tuple[float, float]:
-        passed = 0.0 if self._at is None else max(0.0, now - self._at)
+        passed = max(0.0, now - self._at)
         if passed > PACE_MEMORY_SECONDS:
             return 0.0, 0.0
         fading = math.exp(-passed / PACE_MEMORY_SECONDS)
@@ -230,13 +216,14 @@ class Capacity:
         turns: where queues have an order, or some have the option `max_running`.
 
     Attributes:
-        slots: see there.
-        prefetch_count: Celery's; 0 is unlimited, as in kombu, until Celery sets it. It counts where there is
-            no pool.
-        handed: how many messages Celery was given. The main thread counts.
-        loop_late: for how many seconds the loop that begins runs has not come round; the latest consumer
-            sets it.
-        waiters: the queues that wait for capacity, in the queues' order, and of those first come first.
+        slots: the pool's slots; `None` without a pool.
+            prefetch_count: Celery's, used where there is no pool; 0 is unlimited, as in kombu, until Celery
+                sets it.
+            handed: number of messages passed to Celery; the main thread increments it.
+            loop_late: returns for how many seconds the event loop has been blocked; set by the latest
+                consumer.
+            waiters: the queues that wait for capacity, in the queues' order, and first come, first served
+                within it.
     """
 
     def __init__(
@@ -254,14 +241,14 @@ class Capacity:
         self._recent_runs = RecentRuns()
         self._places = Taken()
         self._fifo = Taken()  # those of FIFO queues
-        self._aside = 0  # held and extended, though nothing can be done with them now
+        self._aside = 0  # held and extended without a place: their payload can't be fetched now
         self._queues: Counter[str] = Counter()  # that poll or want to, and how many times
         self._removed: set[str] = set()  # queues that poll no more, though a last poll may be in flight
-        self._busy: set[str] = set()  # queues whose last poll brought something
+        self._busy: set[str] = set()  # queues whose last poll brought messages
         self._asked = AskedFor()
         self.waiters: list[Waiter] = []
-        self._idle_since: float | None = None  # the instant from which all slots are taken and nothing runs
-        self._collected = False  # whether that has lasted
+        self._idle_since: float | None = None  # when all places became taken while nothing runs
+        self._collected = False  # whether it has been so for COLLECTED_AFTER_SECONDS
 
     @property
     def held(self) -> int:
@@ -275,88 +262,86 @@ class Capacity:
 
     @property
     def runs(self) -> int:
-        """How many runs there are whose messages were settled when they began."""
+        """Number of runs whose messages were settled when the run began."""
         return len(self._places.runs)
 
-    # Polls.
-
     def add_queue(self, queue: str) -> None:
-        """One more queue shares the capacity."""
+        """Let another consumer of this queue share the capacity."""
         self._queues[queue] += 1
 
     def remove_queue(self, queue: str) -> None:
-        """A queue polls no more. Serves no waiter."""
+        """Note that a queue is no longer polled. The caller serves the waiters."""
         self._queues[queue] -= 1
         self._removed.add(queue)
         self._busy.discard(queue)
 
     def forget_polls(self, queue: str) -> None:
-        """The queue's polls in flight ask for no capacity any more: the messages they bring are given back.
+        """Free the capacity of the queue's polls in flight: the messages they bring are given back.
 
-        If the queue is consumed again before its polls end, their messages are kept, beyond the capacity.
+        If the queue is consumed again before these polls end, their messages are kept, beyond the capacity.
         """
         self._asked.remove_all(queue)
 
     def add_waiter(self, waiter: Waiter, now: float) -> None:
-        """Add the last waiter of its queue's rank, served at once if there is capacity."""
+        """Add a waiter behind those of the same rank. It is served at once if there is capacity."""
         self._removed.discard(waiter.queue)
         insort(self.waiters, waiter, key=self._rank)
         self.serve(now, waiter.queue)
 
     def remove_waiter(self, waiter: Waiter, now: float) -> None:
-        """Remove a waiter that gives up, and its reservation. Idempotent."""
+        """Remove a waiter and release its reservation. Idempotent."""
         if waiter in self.waiters:
             self.waiters.remove(waiter)
         if waiter.reservation is not None:
             self.taken(waiter.reservation, now)
 
     def answered(self, reservation: Reservation, messages: int, now: float) -> None:
-        """The poll is over and brought this many messages, which are reserved until they are `taken`."""
+        """Note that a poll has returned. Its messages stay reserved until `taken`."""
         queue = reservation.queue
         self._asked.answered(reservation, messages)
         if messages and queue not in self._removed:
             self._busy.add(queue)
-        elif queue not in self._asked.polls:  # else its other polls decide whether it is busy
+        elif queue not in self._asked.counts.polls:  # else its other polls decide whether it is busy
             self._busy.discard(queue)
         self.serve(now, queue)
 
     def taken(self, reservation: Reservation, now: float) -> None:
-        """Release a reservation: the messages of its poll are held now, or not kept. Idempotent."""
+        """Release a reservation, once the poll's messages are held or discarded. Idempotent."""
         if self._asked.remove(reservation):
             self.serve(now, reservation.queue)
 
     def expect(self, queue: str, now: float) -> None:
-        """The queue is known to have a message: its next poll is likely to bring it."""
+        """Note that the queue is known to have a message, so its next poll is likely to bring it."""
         if queue not in self._removed:
             self._busy.add(queue)
         self.serve(now, queue)
 
     def look(self, now: float, held: Iterable[Delivery]) -> None:
-        """Polls that wait in vain keep their capacity no longer.
+        """Check the counts, twice a second.
 
-        Nor do messages that wait in Celery's memory to be collected. If a queue waits and Celery got nothing
-        since the last look, all counts are made anew: one may be wrong, if memory lacked in the middle of a
-        step. To be called twice a second.
+        Polls that have waited in vain no longer keep their capacity, nor do messages that Celery collects in
+        memory. If a queue waits for capacity and Celery got no message since the last check, all counts are
+        made anew: one may be wrong after memory ran out in the middle of a step.
+
 
         Args:
             now: the monotonic instant.
-            held: what the process holds.
+            held: all deliveries that the process holds.
         """
         self._note_collected(now)
-        moves, self._handed_before = self.handed != self._handed_before, self.handed
-        if self.waiters and not moves:
-            self._asked.recount()
+        if self.waiters and self.handed == self._handed_before:
             self._recount([each for each in held if each.has_place])
-        for reservation in [each for each in self._asked.likely if each.since + LIKELY_SECONDS <= now]:
+        self._handed_before = self.handed
+        for reservation in [each for each in self._asked.counts.likely if each.since + LIKELY_SECONDS <= now]:
             self._asked.doubt(reservation)
             self._busy.discard(reservation.queue)
         if self.waiters:
             self.serve(now)
 
-    # Places, as a delivery's state changes. Serve waiters then.
+    # Places, as a delivery's state changes. The caller serves the waiters afterwards.
 
     def count(self, delivery: Delivery, messages: int) -> None:
-        """Give the delivery a place (1), or take it back (-1)."""
+        """Change the number of places that deliveries of this queue take; -1 frees one."""
         self._places.messages += messages
         if delivery.queue.fifo:
             self._fifo.messages += messages
@@ -378,7 +363,7 @@ class Capacity:
             self._turns.recount(each.queue.name for each in placed)
 
     def free(self, delivery: Delivery, now: float) -> None:
-        """Free the place of a delivery that has ended; if it was acknowledged early, its run keeps a slot."""
+        """Free the place of a delivery that has ended. If acknowledged early, its run keeps the slot."""
         if delivery.wait is not None:
             self._end_wait(delivery)
         self.count(delivery, -1)
@@ -391,7 +376,7 @@ class Capacity:
             self._turns.end(delivery)
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
-        """Note what a delivery waits for; others may have its place until `resume`."""
+        """Note what a delivery waits for. Others may have its place until `resume`."""
         if delivery.wait is not None or not delivery.has_place:
             return
         if wait is Wait.PAYLOAD:
@@ -426,14 +411,14 @@ class Capacity:
             self._fifo.resting += number
 
     def has_place(self, delivery: Delivery, now: float) -> bool:
-        """Whether it has its capacity, or may take it again: no more is held than may be."""
+        """Whether a delivery has a place, or there is room for it to take one again."""
         if delivery.wait is not Wait.PAYLOAD:
             return True
         slots = self._pool()
         return self._places.occupied(slots) <= self._limit(slots, now)
 
     def _start_run(self, delivery: Delivery) -> None:
-        """It has a slot until `end_run`, or until nothing refers to it any more."""
+        """Count the run until `end_run`, or until nothing refers to the delivery any more."""
         self._places.runs.add(delivery)
         if delivery.queue.fifo:
             self._fifo.runs.add(delivery)
@@ -441,7 +426,7 @@ class Capacity:
             self._turns.start_run(delivery)
 
     def end_run(self, delivery: Delivery, began: float, now: float) -> None:
-        """Its run has ended, which began at that monotonic instant, and whose message was settled then."""
+        """Note the end of a run that began at that monotonic instant, and whose message was settled then."""
         self._places.runs.discard(delivery)
         self._fifo.runs.discard(delivery)
         if self._turns is not None:
@@ -453,10 +438,11 @@ class Capacity:
         held = self._places
         slots = self.slots() if self.slots and (held.messages or held.runs) else None
         if slots is None or not slots.idle or held.occupied(slots) < slots.number:
-            self._idle_since = None
-        elif self._idle_since is None:
+            self._idle_since, self._collected = None, False
+            return
+        if self._idle_since is None:
             self._idle_since = now
-        self._collected = self._idle_since is not None and now - self._idle_since >= COLLECTED_AFTER_SECONDS
+        self._collected = now - self._idle_since >= COLLECTED_AFTER_SECONDS
 
     def _rank(self, waiter: Waiter) -> int:
         return 0 if self._turns is None else self._turns.rank(waiter.queue)
@@ -464,14 +450,14 @@ class Capacity:
     def serve(self, now: float, changed: str | None = None) -> None:
         """Reserve free capacity for the waiters, in their order.
 
-        A waiter without a reservation keeps those of its kind waiting: an idle queue waits in the rotation, a
-        busy one for capacity. Where there are turns, a queue may have capacity of its own, too, or lack it.
-        The queue's own capacity is looked at where it has changed: of one queue, or perhaps of any.
+        A waiter that gets none keeps those of its kind waiting: an idle queue waits in the rotation, a busy
+        one for capacity. With turns, a queue may also have a limit or a share of its own, which is checked
+        for the `changed` queue only, or for all if it is `None`.
         """
         if not self.waiters:
             return
         refused: set[tuple[bool, bool, bool]] = set()
-        turns, polls = self._turns, self._asked.polls
+        turns, polls = self._turns, self._asked.counts.polls
         for waiter in tuple(self.waiters):
             queue = waiter.queue
             kind = queue in self._busy, waiter.fifo, turns is not None and bool(turns.overtakers(queue))
@@ -482,23 +468,24 @@ class Capacity:
                 waiter.reservation = reservation
                 self.waiters.remove(waiter)
                 waiter.wake()
+                polls = self._asked.counts.polls
             elif queue not in polls and not (turns is not None and turns.is_full(queue)):
                 refused.add(kind)
 
     def _reserve(self, waiter: Waiter, now: float) -> Reservation | None:
         queue, fifo = waiter.queue, waiter.fifo
         if self.loop_late is not None and stands_still(self.loop_late(now)):
-            return None  # nobody would begin what a poll brings
+            return None  # Celery would not start what a poll brings
         ask = ask_for(self._snapshot(queue, now, fifo=fifo))
         if ask is None:
             return None
-        reservation = Reservation(queue, fifo, ask.messages, ask.wait, now)
-        self._asked.add(reservation, likely=queue in self._busy)
+        reservation = Reservation(queue, fifo, ask.messages, ask.wait, now, queue in self._busy)
+        self._asked.add(reservation)
         return reservation
 
     def _snapshot(self, queue: str, now: float, *, fifo: bool) -> Snapshot:
         slots = self._pool()
-        asked = self._asked
+        asked = self._asked.counts
         own_unlikely = asked.unlikely[queue]
         fillable = slots.fillable
         fifo_held = self._fifo.occupied(slots)
@@ -512,7 +499,7 @@ class Capacity:
             prefetch_count=slots.prefetch_count,
             occupied=self._places.occupied(slots),
             expected=asked.expected,
-            unlikely=asked.unlikely.total(),
+            unlikely=sum(asked.unlikely.values()),
             idle_polls=asked.idle_polls(but_of=overtakers),
             queues=queues,
             overtakers=sum(self._queues[each] for each in overtakers),

@@ -1,7 +1,7 @@
-"""Copies of held messages on their way to SQS: which are sent, together with which, and when no more are.
+"""Copies of held messages on their way to SQS: which are sent, in which batches, and when to stop.
 
-A copy is a dead letter, one record of an event, or the message that goes on waiting for an ETA, a key or a
-rate. The original is settled when SQS has answered for all of its copies: until then it is held and extended.
+A copy is a dead letter, one record of an event, or a message that goes on waiting for an ETA, a key or a
+rate limit. The original stays held and extended until all of its copies are sent or given up.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.queues import Queue
 
-#: From one look at the deadlines of the originals to the next.
+#: The interval at which the deadlines of the originals are checked.
 CHECK_SECONDS: Final = 0.5
 
-#: Batches of one event that are under way together, once the first has shown that SQS takes them.
+#: Batches of one event in flight together, once SQS has accepted the first.
 BATCHES_SIDE_BY_SIDE: Final = 4
 
-#: After this many records the others go on as one message, if there can be one: a worker that is killed
-#: repeats no more of them.
+#: After this many records the rest are sent as one message, if possible: a worker that is killed repeats
+#: no more than this.
 RECORDS_A_TURN: Final = 1000
 
-#: The index of the message that stands for the copies that are left.
+#: The index of the message that stands for all copies that were not sent.
 REMAINDER: Final = -1
 
-#: Errors of a copy that no later try mends.
+#: Errors of a copy that are not retried.
 REFUSALS: Final = (AccessDeniedError, QueueDoesNotExistError, RequestRefusedError)
 
 
 class DeletesRefusedError(AccessDeniedError):
-    """A copy was not sent, since its original could not be deleted."""
+    """A copy was not sent, because its original could not be deleted."""
 
 
 @dataclass(slots=True, eq=False)
 class Sending:
-    """The copies of one delivery: what may be sent, and how that ends.
+    """The copies of one delivery: which may be sent, and how to settle the original.
 
     Attributes:
         delivery: the original, held and extended.
-        forward: what is sent, and what happens otherwise.
-        next: the index of the first copy that was not begun.
-        under_way: the indices of those that were begun, and neither sent nor given up.
-        unsent: the indices of those that were given up.
-        sent: whether any was sent, the remainder not counted.
-        stopping: whether no further copy is begun.
-        abandoned: whether the original is lost, so that no message stands for the copies that are left.
-        given_back: whether the worker ends, so that the original is released where nothing was sent.
-        error: why a copy was given up, or failed last.
-        message_id: SQS's, of the copy that was sent last.
-        remainder_tried: whether the message that stands for the copies that are left was begun.
-        most: how many copies are begun: all, where no message can stand for those that are left.
+        forward: the messages to send, and how to settle the original otherwise.
+            next: the index of the first copy that was not begun.
+            under_way: the indices of copies that were begun, and neither sent nor given up.
+            unsent: the indices of copies that were given up.
+            sent: whether any copy was sent; the remainder does not count.
+            stopping: whether no further copy is begun.
+            abandoned: whether the original is lost, so that no remainder is sent.
+            given_back: whether the worker ends, so that the original is released if nothing was sent.
+            error: the error of the copy that failed last.
+            message_id: the SQS message id of the copy that was sent last.
+            remainder_tried: whether sending the remainder was begun.
+            most: how many copies are begun: all of them, if no remainder is possible.
     """
 
     delivery: Delivery
@@ -90,7 +90,7 @@ class Sending:
             self.most = self.most if self.forward.remainder(left) is None else RECORDS_A_TURN
 
     def begin(self) -> list[int]:
-        """The indices of the copies that may be under way now, too."""
+        """Begin more copies, as many as may be in flight together. Returns their indices."""
         if self.stopping:
             return []
         together = BATCH_ENTRIES * (BATCHES_SIDE_BY_SIDE if self.sent else 1)
@@ -101,7 +101,7 @@ class Sending:
         return begun
 
     def note_sent(self, index: int, message_id: str) -> None:
-        """SQS has the copy."""
+        """Note that SQS has accepted the copy."""
         self.under_way.discard(index)
         self.message_id = message_id
         if index == REMAINDER:
@@ -110,7 +110,7 @@ class Sending:
             self.sent = True
 
     def note_unsent(self, index: int, error: SQSError | None) -> None:
-        """The copy is not sent: SQS refuses it, or it was withdrawn. No further ones are begun."""
+        """Note that SQS refused the copy, or that it was withdrawn. No further copy is begun."""
         self.under_way.discard(index)
         self.stopping = True
         self.error = error or self.error
@@ -126,11 +126,11 @@ class Sending:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is under way, nor begins."""
+        """Whether no copy is in flight and none will begin."""
         return not self.under_way and (self.stopping or self.next >= self.most)
 
     def remainder(self) -> OutgoingMessage | None:
-        """After its end, the message for the copies that are left; `None` where none can be, or was tried."""
+        """Begin the message that replaces unsent copies; `None` if there can be none, or it was tried."""
         if self.remainder_tried or self.abandoned or not self.sent or not self.left:
             return None
         message = self.forward.remainder(self.left)
@@ -141,11 +141,11 @@ class Sending:
 
     @property
     def refusal(self) -> SQSError | None:
-        """After its end, the error for which copies are left that no later try would send."""
+        """After the end, the permanent error because of which copies were not sent, if any."""
         return self.error if self.left and isinstance(self.error, REFUSALS) else None
 
     def settlement(self) -> Settlement | Hold:
-        """How to settle the original after the end. Not under a lock: options of the user may be asked."""
+        """How to settle the original after the end. Don't call it under a lock: it may call user options."""
         is_letter = self.forward.purpose is Purpose.DEAD_LETTER
         if not self.left:
             return Delete(keeps_payload=self.forward.purpose is not Purpose.RECORDS)
@@ -155,7 +155,7 @@ class Sending:
 
 
 class Copy(NamedTuple):
-    """Tag of a pending message: the sending that it belongs to, and its place among the copies."""
+    """Tag of a pending message: its sending, and its index among the copies."""
 
     sending: Sending
     place: int
@@ -163,10 +163,10 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CopyBatch:
-    """The messages of one request; of none, there is only something to conclude.
+    """The messages of one request. An empty batch means only that sendings have ended.
 
     Attributes:
-        message_ids: SQS's, by position, where they count.
+        message_ids: SQS's message ids by position, filled in by the sender.
     """
 
     purpose: Purpose
@@ -178,22 +178,22 @@ class CopyBatch:
 
 
 class PendingCopies:
-    """Copies that are not over. Not thread-safe: the caller locks.
+    """Copies that are pending or in flight. Not thread-safe: the caller locks.
 
-    Copies of an original that is lost, or will be, are not sent; the other records of an event go on as one
-    message, which begins where the sending stopped.
+    No further copies are sent of an original that is lost or soon will be. The records of an event that were
+    not sent go on as one message, where possible.
 
     Args:
         window: for how many seconds a batch that is not full waits for more.
-        offloads: whether the payload of a record of that size goes to S3, in its queue.
-        spare: seconds before the deadline of an original at which no further copy is begun.
-        reserve: seconds before the deadline at which nothing is sent any more.
-        check: seconds from one look at the deadlines of the originals to the next.
+        offloads: whether a record of that size in that queue has its payload in S3.
+        spare: how many seconds before the deadline of an original its last copy may begin.
+        reserve: seconds before the deadline after which nothing is sent.
+        check: interval, in seconds, at which the deadlines of the originals are checked.
 
     Attributes:
-        sendings: those of which something may be sent yet.
-        unfinished: how many there are, and how many have ended without everybody having been told.
-        flushing: how many wait for all of them: nothing lingers then.
+        sendings: those of which something may still be sent.
+        unfinished: number of sendings that have not ended, or whose end was not reported to all listeners.
+        flushing: number of callers that wait for all of them; while there are any, nothing lingers.
     """
 
     def __init__(
@@ -211,21 +211,21 @@ class PendingCopies:
         self._offloads = offloads
         self._spare = spare
         self._reserve = reserve
-        self._to_end: list[Sending] = []  # nothing more is sent of them
+        self._to_end: list[Sending] = []  # ended, and to be returned by `answered`
         self._pending: dict[Purpose, PendingMessages[Copy]] = {
             purpose: PendingMessages(window, give_up=math.inf) for purpose in Purpose
         }
         self._check_at = 0.0
 
     def add(self, delivery: Delivery, forward: Forward, now: float) -> None:
-        """Send the copies of a delivery that is held until they have ended."""
+        """Send the copies of a delivery that stays held until they have ended."""
         sending = Sending(delivery, forward)
         self.sendings[sending] = None
         self.unfinished += 1
         self._go_on(sending, now)
 
     def forget(self, delivery: Delivery) -> None:
-        """Send nothing of a delivery that could not be added."""
+        """Cancel the copies of a delivery that could not be added."""
         for sending in [each for each in self.sendings if each.delivery is delivery]:
             del self.sendings[sending]
             self.unfinished -= 1
@@ -233,7 +233,7 @@ class PendingCopies:
             pending.withdraw(lambda copy: copy.sending.delivery is delivery)
 
     def interrupt(self, consumer: Consumer, purposes: tuple[Purpose, ...], now: float) -> None:
-        """The consumer ends: of these purposes begin nothing more, and release what nothing was sent of.
+        """Stop copies of these purposes as the consumer ends. Originals with nothing sent are released.
 
         The records that are left of an event go on as one message.
         """
@@ -243,7 +243,7 @@ class PendingCopies:
                 self._stop(sending, now)
 
     def due(self, now: float) -> float | None:
-        """The monotonic instant from which `take` returns a batch; `None` if that is not known."""
+        """The monotonic instant from which `take` returns a batch; `None` if nothing is pending."""
         if not self.unfinished:
             return None
         flushing = self.flushing > 0
@@ -253,11 +253,11 @@ class PendingCopies:
         return min([*instants, self._check_at]) if self.sendings else min(instants, default=None)
 
     def ready(self) -> int:
-        """About how many batches `take` would return now, where one is due."""
+        """About how many batches `take` would return now, given that one is due."""
         return sum(pending.batches_ready() for pending in self._pending.values()) + 1
 
     def take(self, now: float) -> CopyBatch | None:
-        """The next batch; one without messages where some have ended; `None` if nothing is due."""
+        """The next batch, without messages if only sendings have ended; `None` if nothing is due."""
         if not self.unfinished:
             return None
         if now >= self._check_at:
@@ -269,7 +269,7 @@ class PendingCopies:
         return CopyBatch(Purpose.RECORDS, []) if self._to_end else None
 
     def stop_late(self, now: float) -> None:
-        """Stop where the original is lost, or will be, as far as is known."""
+        """Stop the sendings whose originals are lost or close to their deadline."""
         for sending in list(self.sendings):
             original = sending.delivery
             sending.abandoned = original.lost or original.deadline <= now + self._reserve
@@ -279,22 +279,22 @@ class PendingCopies:
                 self._stop(sending, now)
 
     def answered(self, batch: CopyBatch, failed: Mapping[int, SQSError], now: float) -> list[Sending]:
-        """The request of the batch, if it took one, has ended with these errors: what has ended by now.
+        """Note the errors of a batch by position, none for an empty batch. Returns the sendings that ended.
 
-        Each is settled by the caller, who then counts it out of `unfinished`.
+        The caller settles each, and then subtracts it from `unfinished`.
         """
         for position, message in enumerate(batch.messages):
             sending, place = message.tag
             if (error := failed.get(position)) is None:
                 sending.note_sent(place, batch.message_ids.get(position, ""))
-            elif not isinstance(error, REFUSALS):  # which may be another message's in the batch
+            elif not isinstance(error, REFUSALS):  # a refusal may be meant for another message in the batch
                 sending.error = error
         if batch.messages:
             pending = self._pending[batch.purpose]
             pending.conclude(batch.messages, failed, now)
             self._note_given_up(pending)
         for sending in {message.tag.sending: None for message in batch.messages}:
-            if sending.abandoned or sending.given_back:  # meanwhile: what failed is not sent again
+            if sending.abandoned or sending.given_back:  # stopped in flight: do not retry
                 self._stop(sending, now)
             else:
                 self._go_on(sending, now)
@@ -307,7 +307,7 @@ class PendingCopies:
         pending.failures.clear()
 
     def _go_on(self, sending: Sending, now: float) -> None:
-        """Begin further copies; at the end, send the message that stands for those that are left."""
+        """Begin further copies. At the end, send the remainder."""
         for index in sending.begin():
             self._add(sending, index, now)
         while sending.ended and sending in self.sendings:

@@ -1,11 +1,11 @@
-"""Deliveries: the messages that this process holds, and what they ask of their holder."""
+"""Deliveries: the messages that this process holds, and the ports through which they reach their holder."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import ref
 
 from celery_sqs_visibility.core.settlements import Direct, Forward, Hold, Settlement
@@ -103,7 +103,7 @@ class Leases(Protocol):
 
 
 class Holder(Protocol):
-    """Holder of deliveries, whose own methods say more. Any thread; no method waits for I/O."""
+    """Holder of deliveries. `Delivery` documents the methods. Any thread; no method waits for I/O."""
 
     @property
     def options(self) -> Options:
@@ -122,7 +122,7 @@ class Holder(Protocol):
         """Decides how messages wait for their ETA."""
 
     def settle(self, delivery: Delivery, settlement: Settlement, receipt: str | None = None) -> bool:
-        """Settle it, if `receipt` is given only while that is its handle. Returns whether it was held."""
+        """Settle it; with `receipt`, only if that is its latest handle. Returns whether it was held."""
 
     def start(self, delivery: Delivery) -> bool: ...
 
@@ -139,24 +139,24 @@ class Places(Protocol):
     """Counts held deliveries as their state changes (`core.capacity`)."""
 
     def count(self, delivery: Delivery, messages: int) -> None:
-        """Give the delivery a place (1), or take it back (-1)."""
+        """Change the number of places that deliveries of this queue take; -1 frees one."""
 
     def free(self, delivery: Delivery, now: float) -> None:
         """Free the place of a delivery that is settled, or whose copies are sent."""
 
     def end_run(self, delivery: Delivery, began: float, now: float) -> None:
-        """Note the end of a run that began at that instant, when its message was settled."""
+        """Note the end of a run that began at that instant, and whose message was settled then."""
 
 
 class Consumer(Protocol):
-    """The consumer that received deliveries and hands them to Celery. Any thread, without a request."""
+    """The consumer that received deliveries and hands them to Celery. Any thread; makes no request."""
 
     @property
     def capacity(self) -> Places:
-        """Counts its deliveries, under the holder's lock."""
+        """Counts the consumer's deliveries, under the holder's lock."""
 
     def loop_late(self, now: float) -> float:
-        """For how many seconds the loop that begins its runs has not come round; 0 while it does."""
+        """For how many seconds the event loop that begins the runs has been blocked; 0 while it turns."""
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
         """Note what a delivery waits for. Others may have its place or slot until `resume`, or its end."""
@@ -171,9 +171,9 @@ class Consumer(Protocol):
         """Expect a message of the queue to become visible at that monotonic instant."""
 
     def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:
-        """Let Celery hold a message whose queue refuses the copy, and would not hand it out again.
+        """Let Celery hold a message whose queue refuses the copy, so that it is not handed out again.
 
-        A thread of the pump. Returns whether the delivery was still held.
+        Called by a thread of the pump. Returns whether the delivery was still held.
         """
 
 
@@ -187,12 +187,16 @@ class State(enum.Enum):
     SETTLED = "it has ended"
 
 
-class Wait(enum.Enum):
-    """What a held delivery waits for, without a place or a slot."""
+#: The states of a delivery that may not run any more and takes no capacity.
+ENDING: Final = (State.COPYING, State.SETTLED)
 
-    PAYLOAD = "its payload, which S3 does not return: others have its place"
+
+class Wait(enum.Enum):
+    """What a held delivery waits for while others may use its place or slot."""
+
+    PAYLOAD = "its payload, which could not be fetched from S3: others have its place"
     START = "its ETA or rate, in Celery's memory: others may be received meanwhile"
-    FAR_START = "its rate, for long: others that are held may begin meanwhile"
+    FAR_START = "its rate, for long: held messages may begin before it"
 
 
 class Inactivity(NamedTuple):
@@ -200,7 +204,7 @@ class Inactivity(NamedTuple):
 
     Attributes:
         timeout: the longest time without a sign of life, in seconds.
-        end_run: called in the supervisor's thread once the run was silent for that long.
+            end_run: called in the supervisor's thread after that time.
     """
 
     timeout: float
@@ -211,8 +215,8 @@ class Inactivity(NamedTuple):
 class Delivery:
     """One message, from its first receipt until it is settled. Instants are monotonic.
 
-    If SQS hands out the message again meanwhile, the newer receipt replaces the old one, and the delivery
-    goes on. Its holder's lock guards the mutable fields.
+    If SQS hands out the message again meanwhile, the newer receipt replaces the old one. The holder's lock
+    guards the mutable fields.
 
     It has no slots, so that defaults are attributes of the class and cost a message nothing.
     """
@@ -229,9 +233,9 @@ class Delivery:
     consumer: Consumer | None = None
     #: The sender's message attributes, as SQS returns them.
     message_attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: The ARN of the queue from which SQS moved the message. SQS goes on counting the receives there.
+    #: The ARN of the queue from which SQS moved the message, whose receives SQS goes on counting.
     moved_from: str | None = None
-    #: Where its payload is in S3. An object of ours is removed with the message, unless a copy needs it.
+    #: Where its payload is in S3. An object of ours is deleted with the message, unless a copy needs it.
     pointer: PayloadPointer | None = None
     #: The message's queue URL and id.
     message_key: tuple[str, str] = field(init=False)
@@ -239,17 +243,17 @@ class Delivery:
     tag: str = field(init=False)
     state: State = field(default=State.HELD, init=False)
     wait: Wait | None = field(default=None, init=False)
-    #: Whether the buffer, Celery or a thread that fetches the payload has it.
+    #: Whether the buffer, Celery or a thread that fetches the payload refers to it.
     attended: bool = field(default=False, init=False)
-    #: The only object that settles it once set: Celery's request, then its run in a pool without processes.
+    #: Once set, only this object settles it: Celery's request, then its run in a pool without processes.
     carrier: ref[Any] | None = field(default=None, init=False)
     #: When a pool began to run it; `None` before.
     began: float | None = field(default=None, init=False)
     #: Whether it is settled when its run begins, not when the run ends.
     acknowledged_early: bool = field(default=False, init=False)
-    #: The outcome of a run whose message is deleted, as its request knows it: "failed", "retried" ...
+    #: The outcome that the request reports of a run whose message is deleted: "failed", "retried" ...
     outcome: str | None = field(default=None, init=False)
-    #: How a message was given up: "failed", or "released" if that was known before it came back.
+    #: How a given-up message ended: "failed", or "released" if it was given up before this receive.
     end_of_given_up: str | None = field(default=None, init=False)
     #: When it was settled, or sending its copies began.
     settled_at: float | None = field(default=None, init=False)
@@ -257,19 +261,19 @@ class Delivery:
     lost: bool = field(default=False, init=False)
     #: Whether a request that extends it is in flight.
     extending: bool = field(default=False, init=False)
-    #: The settlement that waits for the end of that request.
+    #: The settlement that waits until that request has ended.
     waiting: Direct | None = field(default=None, init=False)
     #: The `extensions.Bucket` in which the extension schedule keeps it.
     bucket: Any = field(default=None, init=False)
-    #: The instant until which its task asks to hide the message; 0 once that was answered.
+    #: The instant until which its task asked to hide the message; 0 once that was answered.
     requested_deadline: float = field(default=0.0, init=False)
-    #: How many receives of its message were no attempts: it waited for its ETA, or was in another queue.
+    #: How many receives were not attempts: the message waited for its ETA, or was in another queue.
     parkings: int = field(default=0, init=False)
-    #: The delivery as its task sees it, in any process.
+    #: The delivery as its run sees it, in any process.
     lease: LeasePort | None = field(default=None, init=False)
-    #: Called if it is lost while it is held, with the receipt handle, in a thread of the pump.
+    #: Called by a thread of the pump, with the receipt handle, if the message is lost while it is held.
     on_lost: Callable[[str], None] | None = field(default=None, init=False)
-    #: The inactivity timeout of its run, if that has one.
+    #: The inactivity timeout of its run, if it has one.
     inactivity: Inactivity | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -283,12 +287,12 @@ class Delivery:
 
     @property
     def has_place(self) -> bool:
-        """Whether it takes capacity, unless it waits. It takes none while its copies are sent."""
-        return self.state is not State.SETTLED and self.state is not State.COPYING
+        """Whether it takes capacity unless it waits. A delivery whose copies are being sent takes none."""
+        return self.state not in ENDING
 
     @property
     def at_horizon(self) -> bool:
-        """Whether it is hidden for as long as SQS allows, to the second."""
+        """Whether it can be hidden for a second longer at most."""
         return self.deadline >= self.horizon - HORIZON_MARGIN_SECONDS - 1
 
     @property
@@ -298,7 +302,7 @@ class Delivery:
 
     @property
     def is_dropped(self) -> bool:
-        """Whether nothing is left that would settle it: its request or run is gone, or it never had one."""
+        """Whether nothing is left that would settle it: its request or run is gone, or never existed."""
         if self.state is State.COPYING:
             return False
         return not self.attended if self.carrier is None else self.carrier() is None
@@ -325,9 +329,9 @@ class Delivery:
         return self.holder.parking.renewal(self, eta, copied, otherwise)
 
     def settle(self, settlement: Settlement) -> bool:
-        """Settle it, once and for all. Threads of the pump send the request.
+        """Settle it. Returns whether it was still held; a second settlement does nothing.
 
-        Returns whether it was still held: a second settlement does nothing.
+        A thread of the pump sends the request.
         """
         return self.holder.settle(self, settlement)
 
@@ -340,11 +344,11 @@ class Delivery:
         return self.holder.dispatch(self)
 
     def extend(self, until: float) -> None:
-        """Hide it until that monotonic instant, at its task's request. Its lease has the answer."""
+        """Hide it until that monotonic instant, as its task asked. The result is written to the lease."""
         self.holder.extend(self, until)
 
     def tell_lost(self) -> None:
-        """Tell its run, or end it: another worker has the key of the exclusive task. A background thread."""
+        """Tell or end its run, because another worker has the key of the task. A background thread."""
         self.holder.tell_lost(self)
 
     def run_ended(self) -> None:
@@ -354,37 +358,37 @@ class Delivery:
     def give_up(
         self, reason: str, body: Callable[[], str], when_exhausted: str | None = None, **attributes: str
     ) -> None:
-        """Give it up, as its task failed for good: make `body()` a dead letter, or delete or keep it."""
+        """Give it up after a permanent failure: send `body()` as a dead letter, delete it or keep it."""
         self.holder.rejection.give_up(self, reason, body, when_exhausted, **attributes)
 
     @property
     def given_up(self) -> bool:
-        """Whether this process gave up its message before."""
+        """Whether this process gave up the message before."""
         return self.holder.rejection.gave_up(self)
 
     @property
     def kept_before(self) -> bool:
-        """Whether this process hid or released its message before."""
+        """Whether this process hid or released the message before."""
         return self.holder.rejection.kept(self)
 
     def reject(self, *, requeue: bool) -> None:
-        """Give it back at once, or leave it to the queue's redrive policy; without one it is deleted."""
+        """Give it back at once, or leave it to the queue's redrive policy. It is deleted if there is none."""
         self.holder.rejection.reject(self, requeue=requeue)
 
     def refuse(self, reason: str, body: str, *, others_may: bool = False) -> bool:
-        """Refuse a message that is no task for this worker: it becomes a dead letter.
+        """Refuse a message that this worker can't run: it becomes a dead letter.
 
-        If `others_may` know the task, it is hidden for them. Returns whether this is the first refusal of the
-        message by this process.
+        With `others_may`, it is hidden for a worker that knows the task. Returns whether this process refuses
+        the message for the first time.
         """
         return self.holder.rejection.refuse(self, reason, body, others_may=others_may)
 
     def after_an_error(self) -> Direct:
-        """The settlement of a failure for which its task has not chosen one."""
+        """The settlement of a failure for which the task chose none."""
         return self.holder.rejection.after_an_error(self)
 
     def come_back(self, error: BaseException) -> None:
-        """Let it come back: an error of this process kept the message from being read or run."""
+        """Let it come back, because an error of this process kept the message from being read or run."""
         self.holder.rejection.come_back(self, error)
 
     def __repr__(self) -> str:
@@ -393,10 +397,10 @@ class Delivery:
 
 
 def _lay_out() -> None:
-    """Make a first delivery with all fields, so that Python keeps those of all deliveries in one layout.
+    """Create a first delivery with all fields, so that Python shares one key table among all deliveries.
 
-    If the first deliveries lacked a field, each later one would keep its fields in a dict of its own, which
-    takes 500 bytes more (PEP 412; at most 30 fields are shared that way).
+    If the first deliveries lacked a field, each later one would have a dict of its own, which takes 500 bytes
+    more (PEP 412; at most 30 fields are shared that way).
     """
     first = object.__new__(Delivery)
     for each in fields(Delivery):

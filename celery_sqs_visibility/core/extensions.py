@@ -1,4 +1,4 @@
-"""When held messages are extended, and by how much: in buckets of time, so that extensions share requests."""
+"""When held messages are extended, and by how much: in buckets of time, so that they share requests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, HORIZON_MARGIN_SE
 if TYPE_CHECKING:
     from celery_sqs_visibility.aws.queues import Queue
 
-#: The time from one extension to the next has this many buckets.
+#: Buckets between two extensions of a delivery.
 BUCKETS: Final = 4
 
 #: A failed extension is tried again at multiples of this, so that retries share requests.
 RETRY_BUCKET_SECONDS: Final = 0.25
 
-#: A failed extension is tried again after this part of the time that is left,
+#: It is tried again after the remaining time divided by this,
 RETRY_FRACTION: Final = 4
 
 #: but not sooner than this.
@@ -37,11 +37,11 @@ class Bucket(dict[Delivery, None]):
 
 
 class ExtensionSchedule:
-    """Deliveries in buckets of time, so that extensions share requests. Not thread-safe.
+    """Deliveries in buckets of time, so that their extensions share requests. Not thread-safe.
 
-    A bucket falls due as a whole, at its beginning. If its last batch has room, deliveries of later buckets
-    fill it up: extending them costs nothing, and from then on they share a bucket. A delivery stays here
-    until the batch that extends it is taken.
+    A whole bucket falls due at its beginning. If its last batch has room, deliveries of later buckets fill it
+    up, at no cost, and share a bucket from then on. A delivery stays here until the batch that extends it is
+    taken.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ExtensionSchedule:
         self._buckets: dict[float, dict[Queue, Bucket]] = {}
 
     def add(self, deliveries: Sequence[Delivery], at: float, interval: float) -> None:
-        """Extend deliveries of one queue at that monotonic instant, or up to a bucket earlier.
+        """Schedule deliveries of one queue for that monotonic instant, or up to one bucket earlier.
 
         `interval` is `seconds_apart` of the queue. A bucket must be shorter, or a delivery that was just
         extended would be due at once.
@@ -58,7 +58,7 @@ class ExtensionSchedule:
         self._put(deliveries, math.floor(at / seconds) * seconds)
 
     def add_not_before(self, deliveries: Sequence[Delivery], at: float) -> None:
-        """Extend deliveries of one queue at that monotonic instant, or a moment later."""
+        """Schedule deliveries of one queue for that monotonic instant, or a moment later."""
         self._put(deliveries, math.ceil(at / RETRY_BUCKET_SECONDS) * RETRY_BUCKET_SECONDS)
 
     def remove(self, delivery: Delivery) -> None:
@@ -74,7 +74,7 @@ class ExtensionSchedule:
                 del self._buckets[bucket.instant]
 
     def next_due(self) -> float | None:
-        """The instant at which the earliest bucket falls due; `None` if nothing is to be extended."""
+        """The instant at which the earliest bucket falls due; `None` if nothing is scheduled."""
         return min(self._buckets, default=None)
 
     def batches_due(self, now: float) -> int:
@@ -86,7 +86,7 @@ class ExtensionSchedule:
         return sum(math.ceil(count / BATCH_ENTRIES) for count in due.values())
 
     def take_due(self, now: float) -> list[Delivery]:
-        """Take out one batch of one queue: what is due, filled up with what falls due next."""
+        """Take out one batch of one queue: deliveries that are due, filled up with the next ones."""
         first = self.next_due()
         if first is None or first > now:
             return []
@@ -101,19 +101,18 @@ class ExtensionSchedule:
             yield from self._buckets[bucket].get(queue, ())
 
     def _put(self, deliveries: Sequence[Delivery], instant: float) -> None:
-        for delivery in deliveries:
-            if delivery.bucket is not None:
-                self.remove(delivery)
         queue = deliveries[0].queue
         bucket = self._buckets.get(instant, {}).get(queue) or Bucket(instant, queue)
         for delivery in deliveries:
+            if delivery.bucket is not None:
+                self.remove(delivery)
             bucket[delivery] = None
             delivery.bucket = bucket
         self._buckets.setdefault(instant, {})[queue] = bucket  # last: memory may lack before
 
 
 def extension_seconds(delivery: Delivery, options: QueueOptions, now: float) -> int:
-    """Seconds to ask for, up to the horizon; 0 if the delivery lapsed, or is hidden for longer already."""
+    """Seconds to ask for, up to the horizon; 0 if the delivery lapsed, or is already hidden for longer."""
     if delivery.at_horizon or delivery.deadline <= now:
         return 0
     seconds = options.visibility_timeout if options.heartbeat_interval else 0
@@ -130,9 +129,9 @@ def next_try(delivery: Delivery, now: float) -> float:
 
 
 def seconds_apart(options: QueueOptions) -> float:
-    """Seconds between two extensions of a queue's deliveries, or before the deadline, whichever is less.
+    """Seconds between two extensions, or from the last extension to the deadline if that is less.
 
-    A delivery is extended one interval before its deadline, so extensions are the rest of the timeout apart.
+    A delivery is extended one interval before its deadline, so extensions are `timeout - interval` apart.
     """
     interval, timeout = options.heartbeat_interval, options.visibility_timeout
     return min(interval, timeout - interval) or timeout

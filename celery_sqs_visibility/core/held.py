@@ -1,4 +1,4 @@
-"""Messages that this process holds or has held: who may settle each, when it is extended, what comes back."""
+"""Messages that this process holds or held: who settles each, when it is extended, which come back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from weakref import WeakValueDictionary
 
 from celery_sqs_visibility.core.batches import PendingSettlement, SettlementBatches
-from celery_sqs_visibility.core.delivery import Consumer, Delivery, Leases, State
+from celery_sqs_visibility.core.delivery import ENDING, Consumer, Delivery, Leases, State
 from celery_sqs_visibility.core.endings import Ending, return_of
 from celery_sqs_visibility.core.extensions import (
     ExtensionSchedule,
@@ -28,10 +28,10 @@ from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 #: An instant that has passed.
 AT_ONCE: Final = 0.0
 
-#: A loop that has not come round for so long stands still for good, and begins nothing that waits for it.
+#: A loop that has been blocked for this long is taken for dead: what waits for it never begins.
 STANDS_STILL_SECONDS: Final = 60.0
 
-#: A loop that stood still is looked at again after this time.
+#: The interval at which a blocked loop is checked again.
 LOOK_SECONDS: Final = 1.0
 
 #: A finished message is remembered for this long after it can come back.
@@ -47,7 +47,7 @@ class Arrival(enum.Enum):
     """What a receipt means to this process."""
 
     NEW = "of a message that is neither held nor finished here"
-    HELD = "of a message that is held here: it takes the place of the older receipt"
+    HELD = "of a message that is held here: it replaces the older receipt"
     REPEATED = "held here: an answer listed it twice, or came twice"
     OUTDATED = "of a message that is held here under a newer one, and lapsed before it arrived"
     FINISHED = "of a message that was finished here"
@@ -56,9 +56,9 @@ class Arrival(enum.Enum):
 class Past(enum.Enum):
     """Ends of messages that this process no longer holds. The value is how many of each to remember.
 
-    Memory of finished messages keeps them from running twice, so its limit is out of reach: 300,000 are those
-    of two minutes at 2,500 a second, and take less than 100 MB. Memory of rejected and kept messages only
-    saves log lines.
+    Memory of finished messages keeps them from running twice, so its limit should never be reached: 300,000
+    messages are two minutes' worth at 2,500 a second, and take less than 100 MB. Memory of rejected and kept
+    messages only prevents repeated log lines.
     """
 
     FINISHED = 300_000
@@ -77,14 +77,14 @@ class Extension(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """How an extension ended.
+    """The result of an extension.
 
     Attributes:
         delivery: the delivery.
         held: whether it is still held under the receipt that was extended.
-        waiting: the settlement that waited for the extension, and is to be carried out now.
+        waiting: the settlement that waited for the extension, to be carried out now.
         extended: whether SQS extended it.
-        lost: the reason, if it is lost from now on.
+        lost: the reason, if it has just been lost.
     """
 
     delivery: Delivery
@@ -95,15 +95,15 @@ class Answered(NamedTuple):
 
 
 class Held:
-    """Deliveries that this process holds, and what it remembers of others. Not thread-safe: the holder locks.
+    """Deliveries that this process holds, and memory of earlier ones. Not thread-safe: the holder locks.
 
-    A settled delivery is taken out, so no further extension of it begins. But an extension in flight may
-    reach SQS late, and overwrite a settlement that keeps the message. So such a settlement waits in the
-    delivery until the extension has returned. A deletion does not wait: an extension never brings a deleted
-    message back.
+    A settled delivery is removed, so no further extension of it begins. But an extension in flight may reach
+    SQS late and overwrite the visibility timeout that a settlement sets. So a settlement that keeps the
+    message waits, in the delivery, until the extension has returned. A deletion doesn't wait: an extension
+    never brings a deleted message back.
 
-    A message comes back to its holder if its visibility timeout ran out, or because standard queues deliver
-    at least once. Only the newest receipt counts.
+    SQS hands a message to its holder again if its visibility timeout ran out, or because standard queues
+    deliver at least once. Only the newest receipt counts.
 
     Args:
         options_of: returns the options of a queue. Its deliveries are extended by `visibility_timeout`, at
@@ -114,17 +114,17 @@ class Held:
 
     def __init__(self, options_of: OptionsOfQueue, visibility_timeout: float, window: float = 0.0) -> None:
         self._options_of = options_of
-        #: What is held, by message.
+        #: Held deliveries, by queue URL and message id.
         self.messages: dict[tuple[str, str], Delivery] = {}
         self._by_tag: dict[str, Delivery] = {}
-        # Those that were settled unrun, by tag, as long as anybody refers to them.
+        # Deliveries that were settled before they ran, by tag, while anything refers to them.
         self._gone: WeakValueDictionary[str, Delivery] = WeakValueDictionary()
         self.postponed = 0  # settlements that wait for an extension in flight
         self._extensions = ExtensionSchedule()
-        #: What SQS is to be told of how deliveries ended.
+        #: The settlements to be sent to SQS.
         self.batches = SettlementBatches(window)
-        # A message that is given up and kept comes back within 12 hours, each time; one that could not be
-        # deleted once SQS answers again.
+        # A message that is given up and kept comes back again and again within 12 hours; one whose deletion
+        # failed comes back once SQS answers again.
         seconds = {
             Past.FINISHED: visibility_timeout + MARGIN_SECONDS,
             Past.UNDELETED: VISIBILITY_HORIZON_SECONDS,
@@ -135,19 +135,17 @@ class Held:
         }
         self._finished, self._undeleted = self._past[Past.FINISHED], self._past[Past.UNDELETED]
         self._kept = self._past[Past.KEPT]
-        #: Where the leases of runs are made; `None`: nowhere.
+        #: Makes the leases of runs; `None` if there are none.
         self.leases: Leases | None = None
-
-    # What is held.
 
     def __len__(self) -> int:
         return len(self.messages)
 
     def get(self, tag: str) -> Delivery | None:
-        """The delivery of that tag; `None` once it ran and is settled, or nothing refers to it any more.
+        """The delivery with that tag; `None` once it ran and is settled, or nothing refers to it any more.
 
-        A delivery that was settled before it ran is found, but can't be started. A caller that hands over a
-        message by its tag keeps the delivery until the other side has looked it up.
+        A delivery that was settled before it ran is found, but can't be started. A caller that passes a tag
+        on keeps a reference to the delivery until the receiver has looked it up.
         """
         return self._by_tag.get(tag) or self._gone.get(tag)
 
@@ -163,8 +161,6 @@ class Held:
         """Whether a delivery of this consumer is held."""
         return any(each.consumer is consumer for each in self.messages.values())
 
-    # Receipts.
-
     def receive(self, deliveries: Sequence[Delivery], now: float) -> list[tuple[Arrival, Delivery]]:
         """Take in the deliveries of one poll, which have the same queue and deadline.
 
@@ -172,25 +168,28 @@ class Held:
             What each receipt means to this process, and the delivery that holds its message. New and finished
             ones are held from now on; a finished one is to be deleted.
         """
-        received, added = [], []
-        for delivery in deliveries:
-            arrival, held = self._arrive(delivery, now)
-            received.append((arrival, held))
-            if held is delivery:
-                added.append(delivery)
-        if added:
-            self._schedule(added)
-        return received
+        added: list[Delivery] = []
+        try:
+            return [self._arrive(delivery, now, added) for delivery in deliveries]
+        finally:  # if memory runs out, some were added
+            if added:
+                self._hold(added)
 
-    def _arrive(self, delivery: Delivery, now: float) -> tuple[Arrival, Delivery]:
+    def _hold(self, added: Sequence[Delivery]) -> None:
+        if (consumer := added[0].consumer) is not None:
+            consumer.capacity.count(added[0], len(added))
+        self._schedule(added)
+
+    def _arrive(self, delivery: Delivery, now: float, added: list[Delivery]) -> tuple[Arrival, Delivery]:
         key = delivery.message_key
         held = self.messages.get(key)
         if held is None:
-            self.messages[key] = self._by_tag[delivery.tag] = delivery
-            if (consumer := delivery.consumer) is not None:
-                consumer.capacity.count(delivery, 1)
-            finished = key in self._finished or key in self._undeleted
-            return Arrival.FINISHED if finished else Arrival.NEW, delivery
+            # If memory runs out in between, the message isn't held: `_remove` looks at the tags.
+            self._by_tag[delivery.tag] = self.messages[key] = delivery
+            added.append(delivery)
+            if key in self._finished or key in self._undeleted:
+                return Arrival.FINISHED, delivery
+            return Arrival.NEW, delivery
         delivery.state = State.SETTLED
         if delivery.handle == held.handle:
             return Arrival.REPEATED, held
@@ -200,13 +199,13 @@ class Held:
         return Arrival.HELD, held
 
     def _renew(self, held: Delivery, newer: Delivery) -> None:
-        """Replace the receipt by a newer one. The answer to an extension of the older no longer counts."""
+        """Replace the receipt by a newer one. The answer to an extension of the old one no longer counts."""
         held.handle, held.deadline, held.horizon = newer.handle, newer.deadline, newer.horizon
         held.lost = False
         facts = newer.facts
-        if facts.task is None:  # its payload is in S3, and is not fetched again
+        if facts.task is None:  # its payload is in S3 and isn't fetched again
             facts = replace(facts, task=held.facts.task, task_id=held.facts.task_id)
-        if held.carrier is not None:  # Celery has counted
+        if held.carrier is not None:  # Celery has counted the attempt
             facts = replace(facts, attempt=held.facts.attempt, eta=held.facts.eta)
         held.facts = facts
         if held.lease is not None:
@@ -214,62 +213,47 @@ class Held:
         if not held.extending:
             self._schedule([held], AT_ONCE if held.requested_deadline else None)
 
-    # Runs.
+    def begin(self, delivery: Delivery, now: float | None) -> bool:
+        """Mark a delivery as running since `now`. Returns `False` if it may not run.
 
-    def start(self, delivery: Delivery, now: float) -> bool:
-        """Mark a delivery as running since that monotonic instant. Returns `False` if it may not run."""
-        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
+        `None` means that it was handed to a pool that can't be kept from running it.
+        """
+        if delivery.state in ENDING:
             return False
-        delivery.state, delivery.began = State.RUNNING, now
-        if delivery.lease is None:
-            self._give_lease(delivery)
-        return True
-
-    def dispatch(self, delivery: Delivery) -> bool:
-        """Mark it as handed to a pool that can't be kept from running it; `False` if it may not run."""
-        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
-            return False
-        if delivery.state is State.HELD:
+        if now is not None:
+            delivery.state, delivery.began = State.RUNNING, now
+        elif delivery.state is State.HELD:
             delivery.state = State.DISPATCHED
-        if delivery.lease is None:
-            self._give_lease(delivery)
+        if delivery.lease is None and self.leases is not None:
+            lease = self.leases.take(delivery.deadline, delivery.extend, delivery.horizon)
+            if delivery.lost and lease is not None:  # just now, or it would not begin
+                lease.lost = True
+            delivery.lease = lease
         return True
-
-    def _give_lease(self, delivery: Delivery) -> None:
-        if self.leases is None:
-            return
-        lease = self.leases.take(delivery.deadline, delivery.extend, delivery.horizon)
-        if lease is not None and delivery.lost:  # just now, or it would not begin
-            lease.lost = True
-        delivery.lease = lease
 
     def tell_lost(self, delivery: Delivery) -> bool:
-        """Mark its lease as lost, though its message is still extended. Returns whether it is held."""
+        """Mark its lease as lost, though the message is still extended. Returns whether it is held."""
         if delivery.lease is not None:
             delivery.lease.lost = True
         return delivery.held
 
     def tell_inactive(self, delivery: Delivery) -> bool:
-        """Tell a run that it has shown no life. Returns whether the delivery has a lease, and so is held."""
+        """Tell a run that it was silent for too long. Returns whether the delivery has a lease."""
         if delivery.lease is None:
             return False
         delivery.lease.tell_inactive()
         return True
 
-    # The end.
-
     def claim(self, delivery: Delivery, now: float) -> bool:
-        """Reserve it for the sender of its copies, who settles it. Returns whether it could be reserved."""
-        if delivery.state is State.SETTLED or delivery.state is State.COPYING:
+        """Reserve a delivery for the sender of its copies, who settles it. Returns whether it was free."""
+        if delivery.state in ENDING:
             return False
-        delivery.state, delivery.settled_at = State.COPYING, now
-        self._end_lease(delivery)
-        if delivery.consumer is not None:
-            delivery.consumer.capacity.free(delivery, now)
+        delivery.state = State.COPYING
+        self._end_run(delivery, now)
         return True
 
     def disclaim(self, delivery: Delivery) -> bool:
-        """Let a claimed delivery run after all, by another request of Celery. Returns whether it is held."""
+        """Let a claimed delivery run after all, in another request of Celery. Returns whether it is held."""
         if delivery.state is not State.COPYING:
             return False
         delivery.state, delivery.began, delivery.carrier = State.HELD, None, None
@@ -282,52 +266,51 @@ class Held:
         delivery: Delivery,
         settlement: Direct,
         now: float,
-        *,
         receipt: str | None = None,
+        *,
         copied: bool = False,
     ) -> bool:
         """Settle a delivery: the first settlement counts. Returns whether this was the first.
 
         Args:
             delivery: the delivery.
-            settlement: how it ends. The caller carries it out next, unless it is now `delivery.waiting`: then
-                `answered` returns it later.
+            settlement: how it ends. The caller carries it out next, unless it is now in `delivery.waiting`:
+                then `answered` returns it later.
             now: the monotonic instant.
             receipt: settle it only if this is still its latest receipt handle.
-            copied: whether the caller has sent its copies: nobody else may settle it while they are sent.
+            copied: whether the caller is the sender of its copies, the only one that may settle it then.
         """
-        if delivery.state is State.SETTLED or (delivery.state is State.COPYING) is not copied:
+        if (delivery.state is not State.COPYING) if copied else (delivery.state in ENDING):
             return False
         if receipt is not None and receipt != delivery.handle:
             return False
-        if not copied:
-            delivery.settled_at = now
         if isinstance(settlement, Delete):
             self.finish(delivery, now)
         else:
             self._kept.add(delivery.message_key, now)
         self._remove(delivery)
-        if not copied and (consumer := delivery.consumer) is not None:
-            consumer.capacity.free(delivery, now)
-        self._end_lease(delivery)
+        if not copied:  # or `claim` has ended its run
+            self._end_run(delivery, now)
         if delivery.extending and not isinstance(settlement, Delete):
             delivery.waiting = settlement
             self.postponed += 1
         return True
 
     def carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
-        """Put the settlement of a delivery into the batches for SQS, if it takes a request.
+        """Queue the settlement of a delivery for SQS, if it needs a request.
 
         Returns:
-            How it ended without a request, or that it is lost; otherwise `None`.
+            The end of a delivery that needs no request or is lost; otherwise `None`.
         """
         ending = None
         if delivery.deadline <= now and not delivery.lost:
             delivery.lost = True
             ending = Ending(Lost(delivery.facts, DEADLINE_PASSED))
-        if delivery.lost and not isinstance(settlement, Delete):
-            return ending  # it is visible by itself; a delete may spare a second run, but not in a FIFO queue
-        if isinstance(settlement, Lapse):
+        if isinstance(settlement, Delete):
+            pass  # a delete may prevent a second run of a lost message, except in a FIFO queue
+        elif delivery.lost:
+            return ending  # SQS has made it visible already
+        elif isinstance(settlement, Lapse):
             timeout = self._options_of(delivery.queue.name).visibility_timeout
             if delivery.deadline <= now + timeout:
                 return return_of(delivery, settlement, now)
@@ -337,44 +320,44 @@ class Held:
         return ending
 
     def _remove(self, delivery: Delivery) -> None:
-        if self._by_tag.pop(delivery.tag, None) is not None:
+        if delivery.tag in self._by_tag:
             if delivery.began is None:  # it may still be looked up
                 self._gone[delivery.tag] = delivery
-            del self.messages[delivery.message_key]
             self._extensions.remove(delivery)
+            del self.messages[delivery.message_key]
+            del self._by_tag[delivery.tag]  # last: if memory runs out before, the next try repeats all of it
         delivery.state = State.SETTLED
 
     @staticmethod
-    def _end_lease(delivery: Delivery) -> None:
-        """End the lease: its row may soon be another's, and an extension in flight must not write there."""
-        if delivery.lease is not None:
-            delivery.lease.end()
+    def _end_run(delivery: Delivery, now: float) -> None:
+        """Free its place and end its lease: an extension in flight must not write to a row that is reused."""
+        delivery.settled_at = now
+        if (consumer := delivery.consumer) is not None:
+            consumer.capacity.free(delivery, now)
+        if (lease := delivery.lease) is not None:
+            lease.end()
             delivery.lease = None
 
-    # What has been held.
-
     def finish(self, delivery: Delivery, now: float) -> None:
-        """Remember a message that is done and to be deleted: if it comes back, it is deleted again.
+        """Remember a finished message: if it comes back, it is deleted again.
 
-        If the deletion fails, the message comes back when its visibility lapses. That may be hours away if
-        its task asked for it; an extension in flight may delay it by another visibility timeout.
+        If its deletion fails, it comes back when its visibility timeout runs out. That may be hours later if
+        its task asked for it; an extension in flight may add another visibility timeout.
         """
         self._finished.add(delivery.message_key, now, delivery.deadline + MARGIN_SECONDS)
 
     def remember(self, past: Past, delivery: Delivery, now: float) -> bool:
-        """Remember that its message had that end. Returns whether that is new."""
+        """Remember this end of the message. Returns whether it is new."""
         return self._past[past].add(delivery.message_key, now)
 
     def remembers(self, past: Past, delivery: Delivery) -> bool:
-        """Whether its message had that end before. Any thread."""
+        """Whether the message had that end before. Any thread."""
         return delivery.message_key in self._past[past]
 
-    # Extensions.
-
     def request_extension(self, delivery: Delivery, until: float, now: float) -> None:
-        """Extend it next, so that it is hidden until that monotonic instant, at its task's request.
+        """Extend a delivery next, so that it is hidden until that monotonic instant, as its task asked.
 
-        A lost delivery is not extended: the task sees that in its lease.
+        A lost delivery is not extended; its lease shows that to the task.
         """
         if not delivery.held or delivery.lost:
             return
@@ -384,7 +367,7 @@ class Held:
             self._extensions.add([delivery], now, apart)
 
     def next_extension(self) -> float | None:
-        """The monotonic instant from which `take_due` returns extensions; `None` if there are none."""
+        """The monotonic instant from which `take_due` returns extensions; `None` if nothing is scheduled."""
         return self._extensions.next_due()
 
     def batches_due(self, now: float) -> int:
@@ -392,7 +375,7 @@ class Held:
         return self._extensions.batches_due(now)
 
     def take_due(self, now: float) -> list[Extension]:
-        """Take what one request extends, all of one queue. From now on they count as being extended."""
+        """Take the extensions of one request, all of one queue. They count as in flight from now on."""
         due = self._extensions.take_due(now)
         if not due:
             return []
@@ -421,10 +404,10 @@ class Held:
         now: float,
         outage: SQSError | None = None,
     ) -> Answered:
-        """Note how an extension ended: a request made at `since`, or none for 0 seconds.
+        """Note the result of an extension, requested at `since`, or without a request if it has 0 seconds.
 
-        `error` is the error of that request. `outage` is why SQS has not extended others lately, if it has
-        not.
+        `error` is the error of that request. `outage` is why SQS has not extended other messages lately, if
+        so.
         """
         delivery, handle, seconds = extension
         delivery.extending = False
@@ -435,7 +418,7 @@ class Held:
         if handle != delivery.handle:  # a newer receipt has arrived meanwhile
             self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
             return Answered(delivery, False, waiting)
-        if error is None and seconds and delivery.deadline > now:  # as most
+        if error is None and seconds and delivery.deadline > now:  # the usual case
             self._extended(delivery, since + seconds)
             return Answered(delivery, delivery.held, waiting, extended=True)
         lost = None
@@ -445,7 +428,7 @@ class Held:
             lost = ANSWERED_LATE if seconds and error is None else self._why_lapsed(delivery, now, outage)
         elif not seconds:
             self._not_extensible(delivery, now)
-        else:  # tried again until the deadline
+        else:  # retried until the deadline
             self._plan_next(delivery, next_try(delivery, now))
         if lost is not None:
             self._lose(delivery)
@@ -460,17 +443,17 @@ class Held:
         self._plan_next(delivery, AT_ONCE if delivery.requested_deadline else None)
 
     def _not_extensible(self, delivery: Delivery, now: float) -> None:
-        """Plan for a delivery that needs no extension now, or has reached its horizon.
+        """Schedule a delivery that needs no extension now, or has reached its horizon.
 
-        A delivery that its task has hidden for long may be taken along in a batch with space; it is extended
-        again before its deadline, like any other. One that nothing extends is looked at again when it is
-        lost, at its deadline.
+        A delivery that its task has hidden for long may be in a batch only because there was room; it is
+        extended before its deadline like any other. A delivery that is no longer extended is checked at its
+        deadline, when it is lost.
         """
         if self._is_forsaken(delivery, now):
             self._plan_next(delivery, min(now + LOOK_SECONDS, delivery.deadline))
             return
         options = self._options_of(delivery.queue.name)
-        if extension_seconds(delivery, options, now) > 0:  # its task has asked just now
+        if extension_seconds(delivery, options, now) > 0:  # its task has asked meanwhile
             self._plan_next(delivery, AT_ONCE)
             return
         self._answer(delivery)
@@ -479,7 +462,7 @@ class Held:
 
     @staticmethod
     def _is_forsaken(delivery: Delivery, now: float) -> bool:
-        """Whether it has not begun, and Celery's loop, which would begin it, stands still."""
+        """Whether it has not begun, and the event loop that would begin it is blocked for good."""
         consumer = delivery.consumer
         return delivery.state is State.HELD and consumer is not None and stands_still(consumer.loop_late(now))
 
@@ -498,7 +481,7 @@ class Held:
 
     @staticmethod
     def _answer(delivery: Delivery) -> None:
-        """Tell its task that the requested deadline is reached, or cannot be."""
+        """Tell its task that the requested deadline is reached, or can't be."""
         if delivery.requested_deadline and delivery.lease is not None:
             delivery.lease.answer(delivery.requested_deadline)
         delivery.requested_deadline = 0.0
@@ -517,5 +500,5 @@ class Held:
 
 
 def stands_still(loop_late: float) -> bool:
-    """Whether a loop that has not come round for so many seconds stands still for good."""
+    """Whether a loop that has been blocked for that many seconds is taken for dead."""
     return loop_late >= STANDS_STILL_SECONDS

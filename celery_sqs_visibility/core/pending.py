@@ -1,7 +1,4 @@
-"""Messages that wait to be sent in batches: which share a request, in what order, and what follows a failure.
-
-Decisions only: no lock, no thread, no request, and the time is an argument (monotonic seconds).
-"""
+"""Messages waiting to be sent in batches: which share a request, in what order, and what is retried."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.message_limits import message_bytes, too_large
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
-#: A batch that is not full waits this long for more. Nothing waits once a block is being closed.
+#: A batch that is not full waits this long for more messages, unless everything is being flushed.
 LINGER_SECONDS = 1.0
 
 #: A message is given up once the outage of its queue has lasted this long.
 GIVE_UP_SECONDS: Final = 30.0
 
-#: Refused credentials are looked up this often. Rotated ones are found the first time.
+#: How often credentials are looked up again after a refusal. Rotated ones are found the first time.
 MAX_CREDENTIAL_LOOKUPS: Final = 3
 
-#: What the publisher knows a message by: the id of a task.
+#: Identifies a message to its publisher: the id of a task, for example.
 Tag = TypeVar("Tag")
 
 
@@ -43,12 +40,12 @@ class PendingMessage(Generic[Tag]):
     """One message on its way.
 
     Attributes:
-        tag: what its publisher knows it by.
+        tag: identifies the message to its publisher.
         size: in bytes, as SQS counts them.
         since: when it was published.
         batch_limit: how many messages its batch may have.
         failures: how often sending it has failed.
-        outage_since: when the outage in which it failed first began.
+        outage_since: when the outage began in which it first failed.
     """
 
     queue: Queue
@@ -71,12 +68,11 @@ class PendingBatches(Generic[Tag]):
     """The pending messages of one queue.
 
     Attributes:
-        ready: messages that may be sent: at most one of each group in a FIFO queue, so that no message
-            overtakes an earlier one of its group. SQS may refuse one of a batch, and take those after it.
-        waiting: by group, messages that wait until the one before them was sent or given up. A group is here
-            only while one of its messages is ready or under way.
-        waiting_count: how many messages wait.
-        outage_since: when sending first failed after the last success; `None` while it works.
+        ready: messages that may be sent. In a FIFO queue at most one of each group, so that no message
+            overtakes an earlier one of its group: SQS may refuse one message of a batch and accept those
+            after it.
+        waiting: by group, messages that wait until the one before them is sent or given up. A group is a key
+            while one of its messages is ready or in flight.
     """
 
     ready: deque[PendingMessage[Tag]] = field(default_factory=deque)
@@ -96,7 +92,7 @@ class PendingBatches(Generic[Tag]):
         self.ready.append(pending)
 
     def remove(self, pending: PendingMessage[Tag]) -> None:
-        """A message was sent or given up: the next one of its group may be sent."""
+        """Forget a message that was sent or given up, and let the next one of its group be sent."""
         group = pending.group
         if group is None:
             return
@@ -107,7 +103,7 @@ class PendingBatches(Generic[Tag]):
             del self.waiting[group]
 
     def withdraw(self, gone: Callable[[Tag], bool]) -> list[PendingMessage[Tag]]:
-        """Take out the messages whose tags are `gone`, unless they are under way."""
+        """Take out the messages whose tags are `gone`, except those in flight."""
         withdrawn = [pending for waiting in self.waiting.values() for pending in waiting if gone(pending.tag)]
         for group, waiting in self.waiting.items():
             self.waiting[group] = deque(pending for pending in waiting if not gone(pending.tag))
@@ -119,7 +115,7 @@ class PendingBatches(Generic[Tag]):
         return [*first, *withdrawn]
 
     def first_batch(self) -> tuple[int, bool]:
-        """How many ready messages the next request takes, and whether it is full."""
+        """The number of ready messages that the next request takes, and whether it is full."""
         free_bytes, limit = MESSAGE_BYTES, BATCH_ENTRIES
         for count, pending in enumerate(self.ready):
             free_bytes -= pending.size
@@ -127,7 +123,7 @@ class PendingBatches(Generic[Tag]):
             # One message is always sent: if it is larger than a batch, its payload goes to S3.
             if count and (free_bytes < 0 or count >= limit):
                 return count, True
-        # Lingering would delay the messages that wait for others of their group.
+        # Lingering would delay the messages that wait for an earlier one of their group.
         return len(self.ready), len(self.ready) >= limit or self.waiting_count > 0
 
 
@@ -136,12 +132,12 @@ class PendingMessages(Generic[Tag]):
 
     Args:
         linger: seconds for which a batch that is not full waits for more.
-        give_up: seconds of an outage after which a message is given up.
+        give_up: how many seconds an outage may last before its messages are given up.
 
     Attributes:
-        size: bytes of all messages that wait or are under way.
+        size: total bytes of the messages that wait or are in flight.
         failures: tag and reason of each message that was given up; the reader takes them out.
-        accepted: how many messages were ever added.
+        accepted: number of messages ever added.
     """
 
     def __init__(self, linger: float = LINGER_SECONDS, give_up: float = GIVE_UP_SECONDS) -> None:
@@ -158,12 +154,12 @@ class PendingMessages(Generic[Tag]):
 
     @property
     def count(self) -> int:
-        """How many wait or are under way."""
+        """Number of messages that wait or are in flight."""
         return len(self._messages)
 
     @property
     def waiting(self) -> list[Tag]:
-        """The tags of these messages, in the order of publication."""
+        """The tags of the messages that wait or are in flight, in the order of publication."""
         return [pending.tag for pending in self._messages]
 
     def add(
@@ -191,7 +187,7 @@ class PendingMessages(Generic[Tag]):
         batches.add(pending)
         self._messages[pending] = None
         self.size += size
-        # Fewer than ten small messages can't fill a batch, so there is no need to look at each.
+        # Fewer than ten small messages can't fill a batch, so they needn't be counted one by one.
         few = len(batches.ready) < limit and not batches.waiting_count
         return not (few and self.size <= MESSAGE_BYTES) and batches.first_batch()[1]
 
@@ -210,7 +206,7 @@ class PendingMessages(Generic[Tag]):
         return []
 
     def has_more(self, *, flushing: bool) -> bool:
-        """Whether another batch may be taken right away."""
+        """Whether another batch can be taken at once."""
         return any(
             batches.ready and (flushing or batches.first_batch()[1]) for batches in self._batches.values()
         )
@@ -220,13 +216,13 @@ class PendingMessages(Generic[Tag]):
         return sum(math.ceil(len(batches.ready) / BATCH_ENTRIES) for batches in self._batches.values())
 
     def due(self) -> float | None:
-        """The instant from which `take` may return a batch, if nothing is added; `None` if there is none."""
+        """The instant from which `take` returns a batch, unless more is added; `None` if none is pending."""
         instants = [each.ready[0].since + self._linger for each in self._batches.values() if each.ready]
         instants += [not_before for not_before, _, _ in self._retries[:1]]
         return min(instants, default=None)
 
     def withdraw(self, gone: Callable[[Tag], bool]) -> list[Tag]:
-        """Take out the messages whose tags are `gone`, unless they are under way. Returns their tags."""
+        """Take out the messages whose tags are `gone`, except those in flight. Returns their tags."""
         withdrawn = [each for batches in self._batches.values() for each in batches.withdraw(gone)]
         returning = [entry[2] for entry in self._retries if gone(entry[2].tag)]
         self._retries = [entry for entry in self._retries if not gone(entry[2].tag)]
@@ -239,7 +235,7 @@ class PendingMessages(Generic[Tag]):
         return [pending.tag for pending in withdrawn]
 
     def conclude(self, batch: list[PendingMessage[Tag]], failed: Mapping[int, SQSError], now: float) -> None:
-        """Forget what SQS took of a batch, keep what will be tried again, and note what is given up.
+        """Note the result of a batch: forget what was sent, schedule retries, and record what is given up.
 
         Args:
             batch: the messages, as `take` returned them.
@@ -276,7 +272,7 @@ class PendingMessages(Generic[Tag]):
                 self._remove(pending)
 
     def _divide(self, batch: list[PendingMessage[Tag]]) -> None:
-        """SQS refused a whole request: send it in halves, until only the wrong messages fail."""
+        """Send a request that SQS refused as a whole in halves, until only the invalid messages fail."""
         for pending in batch:
             pending.batch_limit = len(batch) // 2
         self._batches[batch[0].queue].ready.extendleft(reversed(batch))
@@ -297,7 +293,7 @@ class PendingMessages(Generic[Tag]):
 def _count_failure(
     pending: PendingMessage[Tag], error: SQSError, batches: PendingBatches[Tag], now: float
 ) -> None:
-    """Count a failure. A message that fails first in an outage counts from the beginning of that outage."""
+    """Count a failure. If it is the message's first, note when the outage of its queue began."""
     if isinstance(error, PASSING_ERRORS) and batches.outage_since is None:
         batches.outage_since = now
     pending.failures += 1

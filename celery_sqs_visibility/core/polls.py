@@ -1,8 +1,8 @@
-"""Polls of one queue: when the next one is due, how long it waits, and what its end means.
+"""Polls of one queue: when the next one is due, how long it waits, and what its result means.
 
-One poll at a time waits for messages. While batches come back full, others help it. A poll whose answer is
-late is not cut off, because SQS may already have handed out messages to it, which nobody would get. It counts
-as unanswered, and another poll follows.
+One poll at a time waits for messages. While batches come back full, helpers poll too. A poll whose answer is
+late is not aborted, because SQS may already have handed out messages to it, which would then be lost until
+their timeout. It counts as unanswered, and another poll replaces it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 #: Polls of a queue at the same time while its batches come back full.
 MAX_PARALLEL_POLLS: Final = 12
 
-#: The same including polls that hang. Once this many are stuck, more do not help.
+#: The limit including polls that hang. Once this many are stuck, more do not help.
 MAX_POLLS: Final = 20
 
-#: SQS may answer with fewer messages than it has. If a poll is answered at once, without waiting for messages
-#: to arrive, this many count as a full batch.
+#: SQS may answer with fewer messages than it has. If a poll returns at once, without waiting for messages to
+#: arrive, this many count as a full batch.
 NEARLY_FULL_BATCH: Final = 5
 ANSWERED_AT_ONCE_SECONDS: Final = 0.5
 
-#: A FIFO queue is asked for one message at a time, so each message may be one of many. A helper that finds
-#: none shows that there are few groups, so the next helper has to wait for this time.
+#: A FIFO queue is asked for one message at a time, so every message may be followed by another. A helper that
+#: finds none shows that there are few groups, so the next helper starts after this pause.
 HELPER_PAUSE_SECONDS: Final = 1.0
 
 #: SQS refuses a poll within this time. One that lasts longer waits for messages.
 REFUSED_WITHIN_SECONDS: Final = 2.0
 
-#: SQS may refuse so many polls of a queue that this process created: it takes a second to know the queue.
+#: After it creates a queue, SQS needs a second to know it, and may refuse this many polls.
 NEW_QUEUE_FAILURES: Final = 2
 
 
@@ -89,14 +89,14 @@ class Poll:
     wait: int  # seconds that SQS may wait for a message
     started: float
     overdue_at: float  # from this instant on another poll may replace it
-    helper: bool  # whether it helps the poll that waits
+    helper: bool  # whether it polls beside the poll that waits
     attempt: Attempt | None  # in a FIFO queue
     state: PollState = PollState.ASKED
     more: bool = False  # whether another poll is likely to bring messages, too
 
     @property
     def overdue(self) -> bool:
-        """Whether another poll may replace it."""
+        """Whether it is late, so that another poll may replace it."""
         return self.state in OVERDUE.values()
 
 
@@ -107,13 +107,13 @@ class QueuePolls:
         queue: the queue.
         capacity: shared with the other queues.
         options: of the queue.
-        served: called once there is capacity for a poll that waited for it.
+        served: called when a poll that waited for capacity gets it.
 
     Attributes:
         in_flight: polls under way, including those whose messages are being taken.
         failures: polls that failed in a row.
         answered: whether a poll has ever succeeded.
-        cuts: polls that were cut off while SQS let them wait.
+        cuts: number of polls whose connection was cut while they waited at SQS.
         schedule: when to poll.
         state: the stage of the polling.
     """
@@ -138,8 +138,8 @@ class QueuePolls:
         self.cuts = 0
         self.state = Polling.NEW
         self._waiter: Waiter | None = None  # waits for the capacity of the next long poll
-        self._long_poll: Poll | None = None  # the poll that waits for messages, if it is not overdue
-        self._helpers = 0  # polls to make besides the one that waits
+        self._long_poll: Poll | None = None  # the poll that waits for messages, unless it is overdue
+        self._helpers = 0  # polls to start beside the one that waits
         self._no_helper_before = -math.inf
         self._not_before = -math.inf  # the instant from which the next poll may begin
 
@@ -151,7 +151,7 @@ class QueuePolls:
             self._capacity.add_queue(self.queue.name)
 
     def stop(self, now: float) -> None:
-        """Poll no more. Polls in flight go on, and their messages are still taken. Idempotent."""
+        """Start no more polls. The messages of polls in flight are still taken. Idempotent."""
         before, self.state = self.state, Polling.STOPPED
         if before is Polling.STOPPED:
             return
@@ -160,7 +160,7 @@ class QueuePolls:
         self._capacity.forget_polls(self.queue.name)
 
     def pause(self, until: float, now: float) -> None:
-        """Begin no poll before that monotonic instant. An instant in the past ends the pause."""
+        """Start no poll before that monotonic instant. An instant in the past ends the pause."""
         self._paused_until = until
         if self.state is Polling.ACTIVE and now < until:
             self.state = Polling.PAUSED
@@ -173,10 +173,8 @@ class QueuePolls:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was stopped, and only polls that hang are in flight."""
+        """Whether it was stopped, and no poll is in flight except overdue ones."""
         return self.state is Polling.STOPPED and all(poll.overdue for poll in self.in_flight)
-
-    # The next poll.
 
     def due(self, now: float) -> float | None:
         """The monotonic instant from which `take` returns a poll; `None` if it is not known."""
@@ -187,13 +185,13 @@ class QueuePolls:
         return None
 
     def ready(self) -> int:
-        """How many polls are due, given that at least one is."""
+        """Number of polls that are due, given that at least one is."""
         return self._helpers + (self._long_poll is None)
 
     def take(self, now: float) -> Poll | None:
         """Take the next poll, to be made at once; `None` if none is due, or there is no capacity."""
         if self.state is Polling.PAUSED:
-            self.pause(self._paused_until, now)  # its end may have come
+            self.pause(self._paused_until, now)  # the pause may be over
         if self.state is not Polling.ACTIVE:
             return None
         due = self._next_long_poll()
@@ -214,9 +212,9 @@ class QueuePolls:
             waiter = self._waiter = self._new_waiter(now)
         if waiter.reservation is None:
             return None
-        wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # is there an answer again?
+        wait = 0 if self.failures else min(self._wait, waiter.reservation.wait)  # a probe, until SQS answers
         self._long_poll = self._begin(waiter.reservation, wait, now, helper=False)
-        self._waiter = None  # last: if memory lacks before, the reservation is kept
+        self._waiter = None  # last: if memory runs out before, the reservation is kept
         return self._long_poll
 
     def _take_helper(self, now: float) -> Poll | None:
@@ -235,13 +233,13 @@ class QueuePolls:
         waiter = Waiter(self.queue.name, self.queue.fifo, self._wake)
         try:
             self._capacity.add_waiter(waiter, now)
-        except BaseException:  # memory lacks, for example
+        except BaseException:  # such as MemoryError
             self._capacity.remove_waiter(waiter, now)
             raise
         return waiter
 
     def _wake(self) -> None:
-        if self._waiter is not None:  # else it is served at once
+        if self._waiter is not None:  # otherwise the caller looks at the reservation itself
             self._served()
 
     def _begin(self, reservation: Reservation, wait: int, now: float, *, helper: bool) -> Poll:
@@ -262,39 +260,37 @@ class QueuePolls:
         return self.schedule.expect(message_id, at)
 
     def look(self, now: float, made: Collection[Poll]) -> None:
-        """End the polls that no thread makes any more, and note whether a message is back. Twice a second.
+        """End polls that no thread makes any more, and check for visible messages. Twice a second.
 
-        `made` are the polls that a thread has.
+        `made` are the polls that threads are making.
         """
         for poll in [each for each in self.in_flight if each not in made]:
             self.failures += 1
-            self.ended(poll, now)  # memory lacked as it ended
+            self.ended(poll, now)  # memory ran out as its thread ended it
         self._expect_due(now)
 
     def _expect_due(self, now: float) -> None:
-        """If a message is back and no poll is in flight, the queue skips the rotation of idle queues."""
+        """If a message is visible again and no poll is in flight, skip the rotation of idle queues."""
         if self.state is Polling.ACTIVE and not self.in_flight:
             due = self.schedule.next_expected()
             if due is not None and due <= now:
                 self._capacity.expect(self.queue.name, now)
 
-    # The end of a poll.
-
     def succeeded(self, poll: Poll, message_ids: Collection[str], now: float) -> None:
-        """Note that SQS answered with these messages, which are being taken until `ended`."""
+        """Note that SQS answered with these messages. `taken` and `ended` follow."""
         probe = self.failures > 0 and poll.wait < self._wait
         self.failures = 0
         self.answered = True
         took = now - poll.started
         poll.more = self._is_more_likely(len(message_ids), now, 0.0 if poll.helper else took)
-        if poll.helper and self.queue.fifo:  # it may find nothing because groups wait for runs here
+        if poll.helper and self.queue.fifo:  # it may find none because this worker runs their groups
             self.schedule.arrived(message_ids)
-        elif message_ids or not probe:  # a long poll follows the probe, and does not miss messages
+        elif message_ids or not probe:  # after a probe, the long poll that follows finds any messages
             self.schedule.polled(now, message_ids, took=took if poll.wait or not self._wait else math.inf)
         self._note_answer(poll, len(message_ids), now)
 
     def failed(self, poll: Poll, error: SQSError, now: float) -> Failure:
-        """Note that the request failed. Returns what that means; `ended` follows."""
+        """Note that the request failed. Returns the kind of failure; `ended` follows."""
         if poll.attempt and isinstance(error, (UnavailableError, UnrecognizedResponseError)):
             self._attempts.unanswered(poll.attempt)
         failure = self._meaning_of(poll, error, now)
@@ -304,12 +300,12 @@ class QueuePolls:
         return failure
 
     def _meaning_of(self, poll: Poll, error: SQSError, now: float) -> Failure:
-        """What the error means. Counts the failure, unless it counted when the poll became overdue."""
+        """The kind of failure. Counts it, unless it counted when the poll became overdue."""
         if isinstance(error, AnswerLostError) and REFUSED_WITHIN_SECONDS <= now - poll.started < poll.wait:
             self.failures += 1
             return Failure.CUT
         missing = isinstance(error, QueueDoesNotExistError)
-        if poll.overdue or (missing and self.state is Polling.STOPPED):  # its last consumer has deleted it
+        if poll.overdue or (missing and self.state is Polling.STOPPED):  # its last consumer deleted the queue
             return Failure.EXPECTED
         self.failures += 1
         is_new = self.queue.origin == "created" and not self.answered and self.failures <= NEW_QUEUE_FAILURES
@@ -326,12 +322,12 @@ class QueuePolls:
         poll.overdue_at = now + HUNG_AFTER_SECONDS
 
     def taken(self, poll: Poll, now: float) -> None:
-        """Note that the poll's messages are held, or not kept."""
+        """Note that the poll's messages are held or discarded."""
         poll.state = PollState.TAKEN
         self._capacity.taken(poll.reservation, now)
 
     def ended(self, poll: Poll, now: float) -> None:
-        """End the poll: another may follow. Idempotent."""
+        """End the poll, so that another may follow. Idempotent."""
         if poll not in self.in_flight:
             return
         self.in_flight.remove(poll)
@@ -350,11 +346,11 @@ class QueuePolls:
             self._not_before = now + pause(self.failures) if self.failures else now
 
     def _may_add_helper(self) -> bool:
-        """Whether there is room for one besides the next long poll and those in flight."""
+        """Whether one more may run, besides the next long poll and those in flight."""
         return not self.failures and len(self.in_flight) + self._helpers + 1 < MAX_PARALLEL_POLLS
 
     def note_late(self, now: float) -> list[Poll]:
-        """Mark polls that have become overdue, and return them. Unanswered ones give back their capacity."""
+        """Mark polls that became overdue, and return them. The capacity of unanswered ones is freed."""
         overdue = [poll for poll in self.in_flight if poll.overdue_at <= now and poll.state in OVERDUE]
         for poll in overdue:
             poll.state = OVERDUE[poll.state]
@@ -367,15 +363,13 @@ class QueuePolls:
             self._not_before = now
         return overdue
 
-    # Facts. Any thread.
-
     def waits_in_time(self, now: float) -> bool:
-        """Whether a poll is in flight, and none is overdue."""
+        """Whether a poll is in flight and none is overdue. Any thread."""
         in_flight = self.in_flight.copy()
         return bool(in_flight) and all(poll.overdue_at > now for poll in in_flight)
 
     def late(self, now: float) -> float:
-        """For how many seconds a poll or its answer has been overdue; 0 while it waits for capacity."""
+        """How many seconds a poll or its answer is overdue; 0 while it waits for capacity. Any thread."""
         if self.state is not Polling.ACTIVE:
             return 0.0
         poll = self._long_poll
@@ -383,6 +377,6 @@ class QueuePolls:
         return 0.0 if due is None else max(0.0, now - due)
 
     def accepted(self, now: float) -> bool:
-        """Whether SQS has ever answered a poll, or lets one wait for messages."""
+        """Whether SQS has ever answered a poll, or lets one wait for messages. Any thread."""
         waiting = (poll for poll in self.in_flight.copy() if not poll.overdue)
         return self.answered or any(now - poll.started >= REFUSED_WITHIN_SECONDS for poll in waiting)

@@ -13,13 +13,13 @@ from celery_sqs_visibility.errors import SQSError
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Done. Its payload is kept where another message has its place, or had, and needs that."""
+    """Delete the message. `keeps_payload` leaves its payload in S3 for a copy that needs it."""
 
     keeps_payload: bool = False
 
 
 class Why(enum.Enum):
-    """Why a message is hidden, as events and measurements tell."""
+    """Why a message is hidden; events and metrics tell."""
 
     RETRIED = "its run failed, and is tried again"
     KEPT = "it is given up, and is not run when it comes back"
@@ -27,12 +27,13 @@ class Why(enum.Enum):
     RATE = "its rate limit lets it run later"
     KEY = "its exclusive key is taken"
     PAUSE = "its task is paused"
+    BRAKE = "what its task depends on fails"
     RELEASED = "it is given back, not run to its end"
 
 
 @dataclass(frozen=True, slots=True)
 class Hide:
-    """Come back in `seconds`, whole ones, clamped to the horizon; 0 is at once."""
+    """Make it visible in `seconds`, an integer, at most up to the horizon; 0 is at once."""
 
     seconds: int
     why: Why = Why.RETRIED
@@ -43,11 +44,11 @@ RELEASE: Final = Hide(0, Why.RELEASED)
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """Failed: come back when the visibility timeout runs out. Costs no request."""
+    """Let it come back when its visibility timeout runs out, as after a failure. Costs no request."""
 
 
 class Purpose(enum.Enum):
-    """What the messages are that take a message's place."""
+    """What the messages are that replace a message."""
 
     RENEWAL = "a copy that goes on waiting: SQS counts its receives and its age anew"
     RECORDS = "the records of an event, a message each"
@@ -56,26 +57,25 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Celery holds the message, as `payload`, until its ETA: there is no other way to wait."""
+    """Let Celery hold the message, as `payload`, until its ETA, because it can't wait in SQS."""
 
     payload: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Send `messages` in its place, then delete it.
+    """Send `messages`, then delete the original.
 
-    The message stays held until SQS has answered for all of them.
+    The original stays held until SQS has answered for all of them.
 
     Attributes:
         purpose: of the messages.
-        messages: each is made when it is asked for.
-        otherwise: how to settle the message instead, once SQS has refused one of them for good. Not called
-            under a lock.
-        remainder: makes the one message that stands for those at the given indices, in order; `None` where
-            there can be none.
-        reason: why it is given up, of a dead letter.
-        why: what it waits for, of a renewal.
+        messages: made one by one, as they are asked for.
+        otherwise: returns how to settle the original if SQS refuses one of them for good. Not called under a
+            lock.
+        remainder: makes one message that stands for those at the given indices; `None` if there can be none.
+        reason: why a dead letter is given up.
+        why: what a renewal waits for.
     """
 
     purpose: Purpose
@@ -86,7 +86,7 @@ class Forward:
     why: Why = Why.PARKED
 
 
-#: Settlements that send nothing before.
+#: Settlements without copies.
 Direct = Delete | Hide | Lapse
 
 Settlement = Direct | Forward

@@ -1,7 +1,7 @@
 """Turns of a worker's queues: Celery gets a message once there is a slot for it, in the order of the queues.
 
-Celery runs messages in the order in which it gets them. So a message that another may overtake stays in the
-buffer until it can start.
+Celery runs messages in the order in which it gets them. So messages that others may overtake stay in the
+buffer until they can start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from celery_sqs_visibility.policy.queue_order import QueueOrder
 
 
 class Turns:
-    """The messages that Celery has until their runs end, and the queue that is next. One for each process.
+    """The messages that Celery has until their runs end, and whose queue is next. One for each process.
 
     Args:
         order: the option `queue_order`.
@@ -31,13 +31,13 @@ class Turns:
     def __init__(self, order: Order, options_of: OptionsOfQueue) -> None:
         self._options_of = options_of
         self._order = QueueOrder(order, options_of)
-        # By queue, of all that were ever consumed, and by message. A run that nothing refers to any more has
-        # no slot.
+        # The messages that Celery has, by queue and message, of all queues ever consumed. A run that nothing
+        # refers to any more has no slot.
         self._begun: dict[str, WeakValueDictionary[tuple[str, str], Delivery]] = {}
-        # Those that wait for their ETA or their rate limit, and do not run.
+        # Messages that wait for their ETA or rate limit, and take no slot.
         self._resting: WeakValueDictionary[tuple[str, str], Delivery] = WeakValueDictionary()
-        # Messages held of each queue, and runs whose messages were settled when they began, of all consumers
-        # of the process: the runs of an earlier connection count.
+        # Messages held of each queue, and runs whose messages were settled when the run began. They count for
+        # the whole process, because runs of an earlier connection go on.
         self._held: Counter[str] = Counter()
         self._runs: defaultdict[str, WeakSet[Delivery]] = defaultdict(WeakSet)
         # The option `max_running` of each queue that has it.
@@ -54,16 +54,16 @@ class Turns:
             self._most[queue] = most
 
     def next(self, waiting: Collection[str]) -> str | None:
-        """The queue whose turn it is; `None` if there is no slot for any."""
+        """The queue whose turn it is, if any of these has a message that can start; otherwise `None`."""
         startable = self._startable(waiting)
         return self._order.next(startable) if startable else None
 
     def may_start(self, waiting: Collection[str]) -> bool:
-        """Whether there is a slot for a message of any of these queues."""
+        """Whether a message of any of these queues can start."""
         return bool(self._startable(waiting))
 
     def begin(self, delivery: Delivery) -> None:
-        """Mark a message as handed to Celery."""
+        """Note that Celery has a message."""
         queue = delivery.queue.name
         self.add_queue(queue)
         self._begun[queue][delivery.message_key] = delivery
@@ -82,7 +82,7 @@ class Turns:
             self._resting[delivery.message_key] = begun
 
     def resume(self, delivery: Delivery) -> None:
-        """Give a message its slot again, as its time has come. Idempotent."""
+        """Give a message its slot again after its wait. Idempotent."""
         self._resting.pop(delivery.message_key, None)
 
     def hold(self, queue: str, messages: int) -> None:
@@ -94,15 +94,15 @@ class Turns:
         self._held = Counter(queues)
 
     def start_run(self, run: Delivery) -> None:
-        """Count a run that goes on though its message was settled."""
+        """Count a run that goes on after its message was settled."""
         self._runs[run.queue.name].add(run)
 
     def end_run(self, run: Delivery) -> None:
-        """Count such a run no longer."""
+        """Stop counting a run whose message was settled before."""
         self._runs[run.queue.name].discard(run)
 
     def held(self, queue: str) -> int:
-        """How many messages of the queue are held or run. Any thread."""
+        """Number of messages of the queue that are held or run. Any thread."""
         return self._held[queue] + len(self._runs.get(queue, ()))
 
     def rank(self, queue: str) -> int:
@@ -110,7 +110,7 @@ class Turns:
         return self._order.rank(queue)
 
     def begun(self, queue: str) -> int:
-        """How many messages of the queue Celery has."""
+        """Number of messages of the queue that Celery has."""
         return len(self._begun.get(queue, ()))
 
     def max_running(self, queue: str) -> int | None:
@@ -126,7 +126,7 @@ class Turns:
         return self._runnable() is not None and self._order.overtakes(queue)
 
     def overtakers(self, queue: str) -> frozenset[str]:
-        """The queues that may overtake this one; none if it may overtake others."""
+        """The queues that may overtake this one; none if this one may overtake others."""
         return frozenset() if self._runnable() is None else self._order.overtakers(queue)
 
     def own_share(self, queue: str, asked: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Received messages on their way to Celery: decoded, compared with those held, then parked or buffered."""
+"""Received messages on their way to Celery: decoded, matched with held ones, then parked or buffered."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ NOT_HANDED: Final = "message could not be handed to Celery (%s)"
 #: Hands a buffered message to Celery: `BufferedMessage.dispatch`.
 Dispatch = Callable[[BufferedMessage, bool], None]
 
-#: Begins to fetch the payload of a message, for `Arrivals.fetched`.
+#: Starts to fetch the payload of a message; `Arrivals.fetched` is called with it.
 Fetch = Callable[[Delivery, PayloadPointer, ReceivedMessage], None]
 
 
 class Arrivals:
-    """Sorts received messages into those for Celery, and those that are settled at once.
+    """Sorts received messages: some go to Celery, others are settled at once.
 
     Args:
         decoder: makes deliveries of messages.
         holder: of the deliveries.
-        capacity: counts the messages that Celery gets.
+        capacity: its `handed` counts the messages passed to Celery.
         receivers: have the callbacks of the queues.
-        give_back: settles the messages of queues without a callback.
-        state: Celery gets messages only while this consumer consumes.
-        fetch: begins to fetch payloads; without it there are none in S3.
-        turn_given: called as a message of that queue goes to Celery, if queues have turns.
+        give_back: settles messages of queues without a callback.
+        state: of the consumer; Celery gets messages only while it is consuming.
+        fetch: starts to fetch a payload; `None` if no payloads are in S3.
+        turn_given: called when a message of that queue goes to Celery, if queues take turns.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Arrivals:
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> list[BufferedMessage]:
-        """Hold the messages of a poll, which was called and returned at these instants. A thread that polls.
+        """Hold the messages of a poll, and return those for Celery. A thread that polls.
 
-        Returns those for Celery.
+        `called` and `returned` are the instants at which the poll's request began and ended.
         """
         decoded = self._decoder.decode(queue, messages, called, returned)
         received = self._holder.receive([delivery for delivery, _, _ in decoded])
@@ -89,7 +89,7 @@ class Arrivals:
                 elif (one := self._sort(delivery, content, message, dispatch)) is not None:
                     buffered.append(one)
             except Exception:  # noqa: BLE001 - it is logged
-                newer.settle(Lapse())  # no effect, unless it is the delivery that is held
+                newer.settle(Lapse())  # no effect if it only renewed a held delivery
                 log_safely(logger.exception, UNEXPECTED, queue.name)
         return buffered
 
@@ -100,7 +100,7 @@ class Arrivals:
         self._holder.notice_return(delivery, arrival)
 
     def _count_parks(self, delivery: Delivery, content: DecodedMessage) -> None:
-        """Note how many receives of its message so far were no attempts."""
+        """Note how many receives of the message so far were not attempts."""
         if content.eta is not None or delivery.moved_from:
             parks = self._holder.parking.parks_until_eta(delivery, content)
             delivery.parkings = max(delivery.parkings, parks)
@@ -108,9 +108,9 @@ class Arrivals:
     def fetched(
         self, delivery: Delivery, content: ReadContent, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """Take in a held message whose payload has come from S3. A thread that fetches.
+        """Take in a held message whose payload has arrived from S3. A thread that fetches.
 
-        Returns the message for Celery, if it is one.
+        Returns the message for Celery; empty if it was settled.
         """
         delivery.attended = False
         content = with_payload(delivery, content, message)
@@ -123,8 +123,8 @@ class Arrivals:
         """Let Celery hold a message whose queue refuses the copy. A thread that sends copies.
 
         Returns:
-            The message for Celery, or nothing if its queue is not consumed; `None` if the delivery is no
-            longer held.
+            The message for Celery, or an empty list if its queue is no longer consumed. `None` if the
+            delivery is no longer held.
         """
         if not self._holder.disclaim(delivery):
             return None
@@ -141,9 +141,9 @@ class Arrivals:
         message: ReceivedMessage,
         dispatch: Dispatch | None,
     ) -> BufferedMessage | None:
-        """Return the message for Celery; `None` if it is settled, or its payload is still to come."""
+        """Return the message for Celery; `None` if it was settled, or its payload is being fetched."""
         if isinstance(content, DecodedMessage):
-            if content.eta is None and not delivery.moved_from and dispatch is not None:  # as most
+            if content.eta is None and not delivery.moved_from and dispatch is not None:  # the usual case
                 return BufferedMessage(delivery, content.payload, dispatch)
             self._count_parks(delivery, content)
         if not isinstance(content, PayloadPointer):
@@ -178,7 +178,7 @@ class Arrivals:
             unrun = split(delivery, content)
         else:
             unrun = content
-        # No copy is sent during a shutdown.
+        # During a shutdown no copies are sent.
         if unrun is not None and (dispatch is not None or isinstance(unrun, (Delete, Hide))):
             delivery.settle(unrun)
         elif dispatch is None or not isinstance(content, DecodedMessage):
@@ -188,10 +188,10 @@ class Arrivals:
         return None
 
     def _dispatch(self, queue: Queue) -> Dispatch | None:
-        """What hands the queue's messages to Celery, on the main thread; `None` if Celery gets no more.
+        """The function that hands the queue's messages to Celery; `None` if Celery gets no more.
 
-        An exception of Celery is either raised, and the message stays held, or logged, and the message comes
-        back.
+        The main thread calls it. If Celery raises, it either raises, and the message stays held, or logs the
+        error, and the message comes back.
         """
         on_message = self._receivers.on_message(queue.name)
         if on_message is None:
@@ -203,7 +203,7 @@ class Arrivals:
             delivery = buffered.delivery
             try:
                 if state.phase is not Phase.CONSUMING or lapsed(delivery):
-                    return  # it is given back, as all that are held and do not run
+                    return  # it is given back, like all messages that are held and not running
                 if turn_given is not None:
                     turn_given(queue.name)
                 capacity.handed += 1
@@ -235,7 +235,7 @@ def split(delivery: Delivery, records: Records) -> Forward:
 
 
 def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> ReadContent:
-    """Note the task in the delivery. Returns the content from S3; a dead letter keeps the pointer."""
+    """Note the task in the delivery. Returns the content; records keep the pointer for a dead letter."""
     if isinstance(content, DecodedMessage):
         task, task_id = loggable(content.task), loggable(content.task_id)
         delivery.facts = replace(delivery.facts, task=task, task_id=task_id)
@@ -245,7 +245,7 @@ def with_payload(delivery: Delivery, content: ReadContent, message: ReceivedMess
 
 
 def refuse(delivery: Delivery, error: UnreadableError, body: str) -> None:
-    """Refuse a message that could not be decoded. If a bug is the cause, it is logged once. Any thread."""
+    """Refuse a message that could not be decoded. If a bug is the cause, log it once. Any thread."""
     first = delivery.refuse(str(error), body)
     if first and (bug := error.__cause__) is not None:
         fields = Fields(message_id=delivery.facts.message_id)

@@ -1,4 +1,4 @@
-"""Payloads on their way from S3. No poll waits for them; the heartbeat extends their messages."""
+"""Payloads on their way from S3. No poll waits for them, and the heartbeat extends their messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from celery_sqs_visibility.delivery.settle.rejection import KEPT_SECONDS
 from celery_sqs_visibility.errors import ObjectDoesNotExistError, SQSError, TooLargeError, UnreadableError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
-from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.message_limits import PAYLOAD_BYTES
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 
@@ -35,7 +34,7 @@ MAX_FETCHES: Final = 4
 #: A failed fetch is repeated for this long, while its message is held. Then the message comes back.
 TRY_SECONDS: Final = 60.0
 
-#: A fetch that has brought nothing for this time waits for S3, and its message leaves its place to others.
+#: A fetch without data for this long is waiting for S3; other messages may have its message's place.
 SILENCE_SECONDS: Final = 1.0
 
 NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message comes back (%s)"
@@ -44,10 +43,10 @@ NOT_FETCHED: Final = "a payload could not be fetched from S3, so its message com
 def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], None]) -> str:
     """Return the body that the message would have without S3. Waits in the caller's thread.
 
-    `progress` is called while the answer comes in.
+    `progress` is called as data arrives.
 
     Raises:
-        UnreadableError: the object does not exist, is no text, or is too large.
+        UnreadableError: the object does not exist, is not text, or is too large.
         SQSError: S3 did not answer, or refused.
     """
     try:
@@ -59,11 +58,11 @@ def fetch(objects: ObjectStore, pointer: PayloadPointer, progress: Callable[[], 
     except TooLargeError as error:
         raise UnreadableError(f"its payload is larger than {PAYLOAD_BYTES:,} bytes: {error}") from None
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"its payload {pointer} is no text: {error}") from None
+        raise UnreadableError(f"its payload {pointer} is not text: {error}") from None
 
 
 def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) -> None:
-    """Let a message come back whose payload S3 does not return; late if SQS would move it. Any thread."""
+    """Let a message whose payload can't be fetched come back; late if SQS would move it. Any thread."""
     facts = Fields({**asdict(delivery.facts), "payload": str(pointer), **why})
     log_safely(logger.warning, NOT_FETCHED, facts, extra={"sqs": facts})
     delivery.settle(delivery.after_an_error() if delivery.may_return else Hide(KEPT_SECONDS))
@@ -71,7 +70,7 @@ def settle_unfetched(delivery: Delivery, pointer: PayloadPointer, **why: str) ->
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The fetch of one message's payload, tried until the monotonic instant `until`."""
+    """The fetch of one payload, retried until the monotonic instant `until`."""
 
     delivery: Delivery
     pointer: PayloadPointer
@@ -85,22 +84,21 @@ class Fetch:
 
     @property
     def wanted(self) -> bool:
-        """Whether its message is held."""
+        """Whether its message is still held."""
         return self.delivery.held
 
 
 class AwaitedPayloads:
-    """Fetches the payloads of a consumer's messages, which take no capacity while S3 keeps them waiting.
+    """Fetches the payloads of a consumer's messages, which take no capacity while S3 does not answer.
 
     Args:
         objects: the bucket.
-        decode: returns the content of a message that has its payload in its body.
-        capacity: of the messages' consumer.
-        fetched: called in a thread that fetches, with the content of a held message.
-        clock: the monotonic clock.
+        decode: returns the content of a message whose body is its payload.
+        capacity: of the consumer.
+        fetched: called with the content of a held message, in a thread that fetches.
 
     Attributes:
-        lane: its lane, to be started.
+        lane: the lane of these requests, to be started.
     """
 
     def __init__(
@@ -109,16 +107,14 @@ class AwaitedPayloads:
         decode: Callable[[Queue, ReceivedMessage], ReadContent],
         capacity: Capacity,
         fetched: Callable[[Delivery, ReadContent, ReceivedMessage], None],
-        clock: Clock,
-        pump: Pump | None = None,
+        pump: Pump,
     ) -> None:
         self._objects = objects
         self._decode = decode
         self._capacity = capacity
         self._fetched = fetched
-        self._clock = clock
-        self._outage = Outage(logger, "fetch payloads", objects.bucket, clock, kind="bucket")
-        pump = pump or Pump(clock)
+        self._now = pump.now
+        self._outage = Outage(logger, "fetch payloads", objects.bucket, pump.clock, kind="bucket")
         self.lane: Lane[Fetch] = pump.lane("fetches payloads from S3", MAX_FETCHES, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: list[tuple[float, int, Fetch]] = []  # heap: (not before, tie-break, fetch)
@@ -126,7 +122,7 @@ class AwaitedPayloads:
 
     def submit(self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage) -> None:
         """Fetch the payload of a held message. Any thread; does not block."""
-        now = self._clock.monotonic()
+        now = self._now()
         self._enqueue(now, Fetch(delivery, pointer, message, now + TRY_SECONDS))
 
     def _enqueue(self, not_before: float, one: Fetch) -> None:
@@ -145,7 +141,7 @@ class AwaitedPayloads:
 
     def send(self, batch: Fetch, _since: float) -> BatchResult:
         with self._lock:
-            has_place = self._capacity.has_place(batch.delivery, self._clock.monotonic())
+            has_place = self._capacity.has_place(batch.delivery, self._now())
         if batch.wanted and has_place:
             try:
                 body = fetch(self._objects, batch.pointer, self.lane.progress)
@@ -165,15 +161,15 @@ class AwaitedPayloads:
             with self._lock:
                 self._capacity.resume(batch.delivery)
             self._fetched(batch.delivery, batch.content, batch.message)
-        else:  # there was no place, so S3 was not asked: no failure
-            now = self._clock.monotonic()
+        else:  # there was no place, so S3 was not asked
+            now = self._now()
             batch.until = now + TRY_SECONDS
             self._enqueue(now + pause(batch.failures), batch)
 
     def replace_stuck(self, now: float) -> None:
-        """Let messages whose fetches get on no more leave their places to others; all of them, if none does.
+        """Free the places of messages whose fetches make no progress; of all messages, if no fetch does.
 
-        Replaces nothing. The supervisor's thread.
+        Replaces no thread. Called by the supervisor's thread.
         """
         with self._lock:  # no fetch ends meanwhile
             running = self.lane.in_progress()
@@ -186,13 +182,13 @@ class AwaitedPayloads:
     def _set_aside(self, delivery: Delivery) -> None:
         """Let others have the place of a delivery. Under the lock."""
         self._capacity.rest(delivery, Wait.PAYLOAD)
-        self._capacity.serve(self._clock.monotonic(), delivery.queue.name)
+        self._capacity.serve(self._now(), delivery.queue.name)
 
     def _try_again(self, one: Fetch, error: SQSError) -> None:
-        """Fetch it again later, or let its message come back."""
+        """Fetch a payload again later, or let its message come back."""
         self._outage.failure(error)
         one.failures += 1
-        not_before = self._clock.monotonic() + pause(one.failures)
+        not_before = self._now() + pause(one.failures)
         if not_before < one.until:
             with self._lock:
                 self._set_aside(one.delivery)

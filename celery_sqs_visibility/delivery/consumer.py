@@ -1,35 +1,32 @@
-"""Consumer of a channel's queues: their receivers, what happens to their messages, and its end."""
+"""The consumer of a channel's queues, from the first poll until the last message is given back."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.capacity import Capacity
 from celery_sqs_visibility.core.delivery import Delivery, Wait
 from celery_sqs_visibility.core.giving_back import GivingBack, Phase
-from celery_sqs_visibility.core.settlements import RELEASE, Lapse
+from celery_sqs_visibility.core.settlements import RELEASE, Lapse, Purpose
 from celery_sqs_visibility.delivery.arrivals import Arrivals
 from celery_sqs_visibility.delivery.awaited_payloads import AwaitedPayloads
 from celery_sqs_visibility.delivery.event_log import listen
 from celery_sqs_visibility.delivery.holder import DeliveryHolder
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
-from celery_sqs_visibility.delivery.pump import Lane, Pump
+from celery_sqs_visibility.delivery.pump import Lane
 from celery_sqs_visibility.delivery.receive.buffer import Buffer, BufferedMessage
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage, Decoder, ReadContent
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.receiver import OnMessage, Receiver, Receivers
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
-from celery_sqs_visibility.delivery.shutdown import Shutdown
 from celery_sqs_visibility.delivery.supervisor import Supervised, Supervisor
 from celery_sqs_visibility.delivery.watches import ForgottenMessages, RunWatch
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.health import DutyFacts, PollingFacts
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES
 
@@ -37,22 +34,22 @@ logger = logging.getLogger(__name__)
 
 
 class QueueConsumer:
-    """Consumes all queues of a channel. Outlives the channel while a message that it received runs.
+    """Consumes all queues of a channel. Outlives the channel while one of its messages runs.
 
-    The main thread calls `consume`, `cancel` and `close`, any thread the rest.
+    Called by the main thread: `consume`, `cancel` and `close`. Everything else may be called by any thread.
 
     Args:
-        holder: of the deliveries, shared by the consumers of a process. receive: what every receive asks for.
-        open_message: decodes a message for Celery. buffer: from which Celery gets messages; may be shared.
-        pump: its threads make the requests. capacity: how many messages it may hold, shared by the consumers
-        of a worker. clock: wall time and the monotonic clock. leases: makes the leases of runs. payloads: the
-        bucket of the option `payload_store`. turns: the buffers whose queues take turns. pauses: queues that
-        are not polled for now. consumers: returns the consumers of this process, with the same options, to
-        which this one's last polls
-            may give their messages.
-        loop_late: returns for how long the reader of the buffer has not come round, given when it last did
-        and
-            the present instant.
+        holder: of the deliveries, shared by the consumers of a process.
+        receive: the parameters of every receive request.
+        open_message: decodes a message for Celery.
+        buffer: where Celery gets messages; may be shared.
+        capacity: limits the messages held, shared by the consumers of a worker.
+        leases: the table of the runs' leases.
+        turns: the buffers of queues that take turns.
+        pauses: of the queues.
+        consumers: returns the consumers of this process with the same options. One of them gets the messages
+            of polls that end after this consumer has stopped.
+        loop_late: returns for how many seconds the reader of the buffer has been blocked.
     """
 
     def __init__(
@@ -61,71 +58,60 @@ class QueueConsumer:
         receive: ReceiveOptions,
         open_message: DecodeMessage,
         buffer: Buffer,
-        pump: Pump,
         capacity: Capacity,
-        clock: Clock = SYSTEM_CLOCK,
         leases: LeaseTable | None = None,
-        payloads: ObjectStore | None = None,
         turns: TurnBuffers | None = None,
         pauses: Pauses | None = None,
         consumers: Callable[[], Collection[QueueConsumer]] = tuple,
-        loop_late: Callable[[float, float], float] | None = None,
+        loop_late: Callable[[float], float] = lambda _now: 0.0,
     ) -> None:
-        self.holder = holder
         holder.give_leases(leases)
-        self.options = holder.options
-        self.redrive = holder.redrive
-        self._pump = pump  # whose lock guards the capacity and the turns
-        self.capacity = capacity
-        self._clock = clock
-        self._turns = turns
         if turns is not None:
             turns.attach(buffer, capacity.slots)
+        self.holder, self.options, self.redrive = holder, holder.options, holder.redrive
+        self.capacity = capacity
+        self.loop_late = loop_late
+        self._pump, self._now = holder.pump, holder.pump.now  # the pump's lock guards capacity and turns
+        self._turns = turns
         self._receive = receive
-        # Where commands pause queues. A queue that was just created has no tag.
+        # Only commands pause queues. A queue that was just created has no tag.
         self._reads_tags = pauses is not None and self.options.remote_control
-        self._pauses = pauses or Pauses(clock)
+        self._pauses = pauses or Pauses(holder.pump.clock)
         self._consumers = consumers
-        # Without a reference to this consumer, which would keep its context through the capacity.
-        self._loop_late = capacity.loop_late = partial(_late, loop_late, buffer) if loop_late else None
         self._buffer = buffer
         self._others: dict[str, DecodeMessage] = {}
         self._receivers = Receivers()
         self._state = GivingBack()
-        self._supervisor = Supervisor(self._supervised, clock, pump)
-        self._shutdown = Shutdown(
-            self._state, holder, self, self._receivers, self._take_buffered, self._pauses, clock
-        )
-        self._arrivals, self._awaited = self._new_arrivals(open_message, payloads, pump)
+        self._supervisor = Supervisor(self._supervised, holder.pump)
+        self._arrivals, self._awaited = self._new_arrivals(open_message)
         self._lanes: list[Lane[Any]] = [*holder.lanes, *([self._awaited.lane] if self._awaited else [])]
-        self._forgotten = ForgottenMessages(holder.all, self.capacity)
-        some = [each for each in (leases, self._awaited) if each is not None]
+        self._forgotten = ForgottenMessages(holder.all, capacity)
         runs = RunWatch(partial(holder.of, self), holder)
-        self._parts = (pump, *some, runs, self._forgotten)
+        parts: tuple[Supervised | None, ...] = holder.pump, leases, self._awaited, runs, self._forgotten
+        self._parts = [each for each in parts if each is not None]
 
     def held(self) -> list[Delivery]:
-        """Its deliveries that are held, in the order of arrival."""
+        """The deliveries that this consumer holds, in the order of arrival."""
         return self.holder.of(self)
 
     def wait_until_empty(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds until it holds nothing. Returns whether it holds nothing."""
+        """Wait up to `timeout` seconds until this consumer holds nothing. Returns whether that is so."""
         return self.holder.wait_until_empty(self, timeout)
 
     def consume(self, queue: Queue, on_message: OnMessage, open_message: DecodeMessage | None = None) -> None:
-        """Poll the queue from now on. Its payloads go to `on_message`, on the thread that reads the buffer.
+        """Start to poll the queue. `on_message` gets the payloads, on the thread that reads the buffer.
 
         `open_message` decodes its messages if `on_message` is not Celery's.
         """
         self._start()
-        # Needed before the first message, as it says which attempt is the last.
-        self.redrive.get(queue, self._clock.monotonic())
+        # Needed before the first message: it determines which attempt is the last.
+        self.redrive.get(queue, self._now())
         self.redrive.find_dead_letter_queue(queue)
         receiver = Receiver(
             queue,
             self.capacity,
             self.options.for_queue(queue.name),
             self._receive,
-            self._clock,
             self._arrived,
             self._pump,
             self._after_last_poll,
@@ -146,7 +132,7 @@ class QueueConsumer:
         receiver.start()
 
     def cancel(self, queue_name: str) -> None:
-        """Poll the queue no more. Its buffered messages are given back once its last poll is over."""
+        """Stop polling the queue. Its buffered messages are given back when its last poll has ended."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.stop()
 
@@ -155,7 +141,7 @@ class QueueConsumer:
         return self._receivers.consumed()
 
     def notice_pause(self, queue_name: str) -> None:
-        """Poll the queue no more, or again, as it was paused or resumed. Makes no request."""
+        """Stop or resume polling a queue that was just paused or resumed. Makes no request."""
         if (receiver := self._receivers.get(queue_name)) is not None:
             receiver.wake()
 
@@ -166,10 +152,10 @@ class QueueConsumer:
         for delivery in self.held():
             if delivery.queue.name == queue_name:
                 delivery.settle(Lapse())
-        self._shutdown.flush()
+        self._flush()
 
     def stop_polling(self) -> None:
-        """Poll no queue any more, and dispatch nothing to Celery."""
+        """Stop polling all queues, and hand nothing more to Celery."""
         self._state.stop()
         for receiver in self._receivers.all():
             receiver.stop()
@@ -179,57 +165,78 @@ class QueueConsumer:
         return self._receivers.wait_for_polls(until)
 
     def polling_facts(self, now: float) -> tuple[PollingFacts, ...]:
-        """The state of the polling of each queue that is consumed."""
+        """The polling state of each consumed queue."""
         return tuple(each.facts(now) for each in self._receivers.all() if not each.stopping)
 
     def duty_facts(self, now: float) -> tuple[DutyFacts, ...]:
-        """The state of the other duties of threads."""
+        """The state of the supervisor and of the lanes that don't poll."""
         batches = [DutyFacts(each.duty, each.late(now)) for each in self._lanes]
         return DutyFacts("replaces threads that hang", self._supervisor.late(now)), *batches
 
     @property
     def forgotten(self) -> float:
-        """For how many seconds there have been only messages that nobody will run."""
+        """For how many seconds this consumer has held only forgotten messages."""
         return self._forgotten.seconds if self._supervisor.running else 0.0
 
     def end_by(self, until: float, polls_until: float) -> None:
-        """End by the monotonic instant `until`, and wait for polls until `polls_until`."""
-        self._state.end_by(until, polls_until, self._clock.monotonic())
+        """Note that the worker ends at `until`, and waits for polls until `polls_until`, both monotonic."""
+        self._state.end_by(until, polls_until, self._now())
 
     def give_back_unstarted(self, queue_name: str | None = None) -> list[Delivery]:
-        """Release and return deliveries that do not run, after `stop_polling`, or of a paused queue.
+        """Release and return deliveries that have not started, after `stop_polling` or of a paused queue.
 
-        May take seconds. Other queues go on.
+        May take seconds; other queues go on meanwhile.
+
+        A message that is released while a long poll of this consumer is in flight comes straight back, which
+        costs an attempt. So one message of each polled queue is released first: it ends the long poll, and is
+        then released again with the others. If another worker receives it, the others are released after
+        `OWN_POLL_SECONDS`. Meanwhile runs may begin, and the pause may end.
         """
-        return self._shutdown.give_back_unstarted(queue_name)
+        state, now = self._state, self._now
+        if queue_name is None:
+            self.holder.copies.interrupt(self, Purpose.RECORDS)
+        else:
+            state.pause(queue_name)
+        # Buffered messages are given back even if the pause ends now.
+        buffered = self._take_buffered(queue_name) if self._gives_back(queue_name) else []
+        unstarted = [*self._unstarted(queue_name), *buffered]
+        until = state.own_poll_ends(now())
+        released = self._give_back(state.first(unstarted, self._receivers.polled()))
+        if released:
+            self._receivers.wait_for_polls(until, queue_name)
+        released += self._give_back([*self._unstarted(queue_name), *buffered])
+        self._finish_settling(state.own_poll_ends(now()))
+        return released
 
     def hand_back(self) -> list[Delivery]:
-        """Release runs, finish settlements, and return the orphans, after `give_back_unstarted`."""
-        orphans = self._shutdown.hand_back()
+        """Release running messages, finish settlements, and return the orphans, after `give_back_unstarted`.
+
+        Does not wait for copies that could not be sent yet: their originals are released, too.
+        """
+        self.holder.copies.interrupt(self, Purpose.RENEWAL, Purpose.RECORDS)
+        orphans = self._give_back(self.held())
+        self._flush()
         self.holder.flush_removals()
         return orphans
 
     def close(self) -> None:
-        """Stop polling, give back deliveries that do not run, and finish settlements, in bounded time.
+        """Stop polling, give back deliveries that have not started, and finish settlements, in bounded time.
 
-        A delivery that still runs is extended, and can be settled, until its run ends.
+        A running delivery is still extended, and can be settled, until its run ends.
         """
         self.stop_polling()
-        self._shutdown.wait_for_polls()
+        self._receivers.wait_for_polls(self._state.polls_end(self._now()))
         self.give_back_unstarted()
-        self._shutdown.flush()
+        self._flush()
         self.holder.flush_removals()
         self._state.close()
-        self._let_go()
-
-    def loop_late(self, now: float) -> float:
-        return 0.0 if self._loop_late is None else self._loop_late(now)
+        self._stop_lanes_if_done()
 
     def set_prefetch_count(self, count: int) -> None:
-        """Follow a change of Celery's prefetch count; 0 is unlimited."""
+        """Apply Celery's new prefetch count; 0 is unlimited."""
         with self._pump.lock:
             self.capacity.prefetch_count = count
-            self.capacity.serve(self._clock.monotonic())
+            self.capacity.serve(self._now())
         if self._turns is not None:
             self._turns.wake()
 
@@ -248,15 +255,15 @@ class QueueConsumer:
         if self._turns is not None:
             self._turns.wake()
         if self._state.phase is Phase.CLOSED:
-            self._let_go()
+            self._stop_lanes_if_done()
 
     def _serve(self, queue_name: str) -> None:
-        """Receive others, as a message of the queue takes no place any more, or no longer waits here."""
+        """Let queues use capacity that was freed, or that this queue no longer waits for."""
         with self._pump.lock:
-            self.capacity.serve(self._clock.monotonic(), queue_name)
+            self.capacity.serve(self._now(), queue_name)
 
     def replace_stuck(self, now: float) -> None:
-        """Notice capacity that became free without a call, for example because the pool has grown."""
+        """Use capacity that became free without a call, for example because the pool has grown."""
         self.holder.look(self.capacity, now)
         if self._turns is not None:
             self._turns.wake()
@@ -264,7 +271,7 @@ class QueueConsumer:
     def _after_last_poll(self, queue: Queue) -> None:
         """Give back the buffered messages of a queue, unless it is consumed again.
 
-        If the consumer itself ends, its shutdown gives back all of them.
+        While the consumer itself ends, its shutdown gives back all messages instead.
         """
         if self._state.phase is Phase.CONSUMING and queue.name not in self._receivers.consumed():
             self._release_buffered(queue)
@@ -274,30 +281,69 @@ class QueueConsumer:
             delivery.settle(RELEASE)
 
     def _take_buffered(self, queue_name: str | None = None) -> list[Delivery]:
-        """Take this consumer's deliveries out of the buffer, of one queue or all."""
+        """Take this consumer's deliveries out of the buffer, of one queue or of all."""
         taken = self._buffer.take(
             lambda one: one.delivery.consumer is self and queue_name in {None, one.delivery.queue.name}
         )
         return [one.delivery for one in taken]
 
-    def _new_arrivals(
-        self, open_message: DecodeMessage, payloads: ObjectStore | None, pump: Pump
-    ) -> tuple[Arrivals, AwaitedPayloads | None]:
-        """Make the arrivals, and the payloads that some of them wait for, if there is a bucket."""
-        options, clock = self.options, self._clock
-        readable, stopped_at = options.readable_payloads, self._supervisor.stopped_at
-        decoder = Decoder(
-            open_message, options.for_queue, clock, self.holder, self, readable, stopped_at, self._others
-        )
+    def _unstarted(self, queue_name: str | None) -> list[Delivery]:
+        unstarted = self._state.unstarted(self.held(), queue_name)
+        # Checked last: a message that arrives after the end of the pause must run.
+        return unstarted if self._gives_back(queue_name) else []
+
+    def _gives_back(self, queue_name: str | None) -> bool:
+        """Whether messages of this queue are to be given back: it is paused, or all queues end (`None`)."""
+        return queue_name is None or self._pauses.get(queue_name) is not None
+
+    def _give_back(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Release deliveries. Returns those that were still held."""
+        deliveries = list(deliveries)
+        self._state.note(deliveries)  # first: a poll of this consumer may receive one of them at once
+        released = [delivery for delivery in deliveries if delivery.settle(RELEASE)]
+        if released:
+            self._state.note_released(self._now())
+        return released
+
+    def _give_back_late(self, delivery: Delivery) -> None:
+        """Give back a delivery that was received after the stop or during a pause. A thread that polls."""
+        queue = delivery.queue.name
+        pause, wait = self._pauses.get(queue), self.options.for_queue(queue).wait_time_seconds
+        paused_at = None if pause is None else pause.began
+        delivery.settle(self._state.late(delivery, paused_at, wait, self._now()))
+
+    def _flush(self) -> None:
+        """Finish settlements in flight, in bounded time.
+
+        Also waits for polls in flight: they receive messages that were released meanwhile, and release them
+        again.
+        """
+        until = self._state.flush_ends(self._now())
+        finished = self._finish_settling(until)
+        if any(receiver.stopping for receiver in self._receivers.all()):
+            self._receivers.wait_for_polls(min(until, self._state.own_polls_end()))
+        if not (self._finish_settling(until) and finished):
+            logger.warning("not everything could be settled in time; those messages come back by themselves")
+
+    def _finish_settling(self, until: float) -> bool:
+        self.holder.copies.flush(max(0.0, until - self._now()))
+        resumed = self.holder.wait_for_extensions(max(0.0, until - self._now()))
+        return self.holder.settler.flush(max(0.0, until - self._now())) and resumed
+
+    def _new_arrivals(self, open_message: DecodeMessage) -> tuple[Arrivals, AwaitedPayloads | None]:
+        """Make the arrivals and, if there is a bucket, the part that fetches their payloads."""
+        holder, capacity, store = self.holder, self.capacity, self.holder.store
+        stopped_at = self._supervisor.stopped_at
+        decoder = Decoder(open_message, holder, self._pump.clock, self, stopped_at, self._others)
         awaited = None
-        if payloads is not None:
-            awaited = AwaitedPayloads(payloads, decoder.content, self.capacity, self._fetched, clock, pump)
+        if store is not None:
+            awaited = AwaitedPayloads(store.objects, decoder.content, capacity, self._fetched, self._pump)
         arrivals = Arrivals(
             decoder,
-            self.holder,
-            self.capacity,
+            holder,
+            capacity,
             self._receivers,
-            self._shutdown.give_back_late,
+            self._give_back_late,
             self._state,
             awaited.submit if awaited else None,
             self._serve if self._turns is not None else None,
@@ -312,8 +358,8 @@ class QueueConsumer:
             for lane in self._lanes:
                 lane.start()
 
-    def _let_go(self) -> None:
-        """Stop the lanes, if it is closed and nothing is held."""
+    def _stop_lanes_if_done(self) -> None:
+        """Stop the lanes if the consumer is closed and holds nothing."""
         if self._state.phase is not Phase.CLOSED or self.holder.holds_of(self):
             return
         with self._pump.lock:
@@ -331,8 +377,8 @@ class QueueConsumer:
     ) -> None:
         """Take in the messages of a poll. A thread that polls.
 
-        The last poll of an embedded worker that has ended may stay open for 20 s. Its messages go to the next
-        worker of the process: if one was given back, another such poll might receive and hide it.
+        A poll of an embedded worker that has ended may stay open for 20 s. Its messages go to the next worker
+        of the process: if they were given back, another such poll might receive and hide them.
         """
         if (other := self._consumer_instead(queue)) is not None:
             other._arrived(queue, messages, called, returned)  # noqa: SLF001 - of this class
@@ -341,12 +387,12 @@ class QueueConsumer:
             self._put(queue, self._arrivals.decode(queue, messages, called, returned))
 
     def _after_poll(self, queue: Queue, returned: float) -> None:
-        """Renew what is known of the queue, after a poll. A thread that polls."""
+        """Refresh what is known about the queue after a poll. A thread that polls."""
         self.redrive.get(queue, returned)  # rarely makes a request, and nobody waits for it
         self._warn_near_quota(queue)
 
     def _warn_near_quota(self, queue: Queue) -> None:
-        """Warn if SQS has just said that the messages in flight come near the quota. Makes no request."""
+        """Warn if the queue's messages in flight are close to SQS's quota. Makes no request."""
         in_flight = self.redrive.pop_many_in_flight(queue)
         receiver = self._receivers.get(queue.name)
         if in_flight is None or receiver is None:
@@ -359,7 +405,7 @@ class QueueConsumer:
             in_flight,
             IN_FLIGHT_MESSAGES,
             sum(delivery.queue is queue for delivery in self.held()),
-            receiver.hidden(self._clock.monotonic()),
+            receiver.hidden(self._now()),
         )
 
     def _consumer_instead(self, queue: Queue) -> QueueConsumer | None:
@@ -372,14 +418,14 @@ class QueueConsumer:
         return self._state.phase is Phase.CONSUMING and self._receivers.on_message(queue_name) is not None
 
     def _fetched(self, delivery: Delivery, content: ReadContent, message: ReceivedMessage) -> None:
-        """Take in a message whose payload has come. A thread that fetches."""
+        """Take in a message whose payload has arrived. A thread that fetches."""
         self._put(delivery.queue, self._arrivals.fetched(delivery, content, message))
 
     def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:
         """If this consumer no longer hands the queue's messages to Celery, another one may."""
         if (other := self._consumer_instead(delivery.queue)) is not None:
             delivery.consumer = other
-            self._let_go()
+            self._stop_lanes_if_done()
             return other.take_back(delivery, payload)
         messages = self._arrivals.take_back(delivery, payload)
         if messages is not None:
@@ -394,7 +440,7 @@ class QueueConsumer:
             self._receivers.expect(queue.name, message_id, at)
 
     def _put(self, queue: Queue, arrived: Sequence[BufferedMessage]) -> None:
-        """Put messages into the buffer for Celery; release them if a pause of their queue has begun."""
+        """Put messages into the buffer for Celery, or release them if their queue was paused meanwhile."""
         try:
             for one in arrived:
                 one.delivery.attended = True
@@ -407,8 +453,4 @@ class QueueConsumer:
             raise
         if self._pauses.get(queue.name) is not None:
             self._release_buffered(queue)
-        self.holder.extend_in_time()  # last: one that has lapsed may just have been received anew
-
-
-def _late(late: Callable[[float, float], float], buffer: Buffer, now: float) -> float:
-    return late(buffer.looped_at, now)
+        self.holder.extend_in_time()  # last: a lapsed delivery may have just got a newer receipt

@@ -1,8 +1,8 @@
-"""Log lines of deliveries' events: constant sentences, facts as fields, frequent ones at DEBUG.
+"""Log lines of delivery events: constant sentences, facts as fields, frequent events at DEBUG.
 
-Filtered by one message id, at DEBUG, the log answers: did the process die during the run (Started without
-Finished or Failed)? Did the run not begin (Unreadable, Parked)? How often did it fail, and when does it come
-back (Failed, Hidden)? For a failed attempt users read another line, which has the traceback
+At DEBUG, the lines of one message id tell whether the process died during the run (Started without Finished
+or Failed), whether the run never began (Unreadable, Parked), how often it failed and when it comes back
+(Failed, Hidden). For a failed attempt users read another line, which has the traceback
 (celery_sqs_visibility/task/failure_log.py).
 """
 
@@ -47,15 +47,15 @@ _SENTENCES: dict[type[DeliveryEvent], tuple[int, str]] = {
     events.HorizonNear: (logging.WARNING, NEAR_HORIZON),
 }
 
-#: How every event is called in a log's line, as `message` of a JSON line.
+#: The sentence of each event without its fields: the `message` of a JSON line.
 MESSAGE_OF: Final = {kind: sentence.removesuffix(" (%s)") for kind, (_, sentence) in _SENTENCES.items()}
 MESSAGES: Final = frozenset(MESSAGE_OF.values())
 
-#: Seconds since the epoch, printed as a date in a plain log. The others are left out: a line has its time.
+#: Fields that are seconds since the epoch: one is printed as a date in a plain log, the others are left out.
 EPOCH_FIELD: Final = "first_received"
 UNTOLD_FIELDS: Final = {"received", "sent", "eta"}
 
-#: The latest request, about which Celery logs before `celery.worker.state` has it. Weak, since a run that
+#: The latest request, which Celery logs about before `celery.worker.state` has it. Weak, because a run that
 #: nothing refers to any more frees its slot (`core/turns.py`).
 last_request: Final[deque[ref[Any]]] = deque(maxlen=1)
 
@@ -82,17 +82,17 @@ def log_event(event: DeliveryEvent) -> None:
 
 
 def line_of(event: DeliveryEvent) -> dict[str, object]:
-    """The sentence of an event as `message`, and its fields: as its line in a JSON log has them."""
+    """The sentence of an event as `message`, and its fields, as in a JSON log."""
     return {"message": MESSAGE_OF[type(event)], **_fields_of_event(event)}
 
 
 def _fields_of_event(event: DeliveryEvent) -> Fields:
     values = asdict(event)
-    return Fields({**values.pop("delivery"), **values})  # the delivery's facts come first
+    return Fields({**values.pop("delivery"), **values})  # puts the delivery's facts first
 
 
 def _text(key: str, value: object) -> str | None:
-    if key == "kept" and not value:  # as with most
+    if key == "kept" and not value:  # the usual case
         return None
     if key == EPOCH_FIELD and isinstance(value, (int, float)):
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%dT%H:%M:%SZ}" if value else None

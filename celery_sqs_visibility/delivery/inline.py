@@ -1,4 +1,4 @@
-"""Inline driver of the core: a pump without threads, whose requests its caller makes."""
+"""Inline driver of the core: a pump without threads, whose requests are made by its caller."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_sqs_visibility.delivery.pump import Batch, Lane, Pump, Work
 from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
-#: Makes a request, and raises an `SQSError` where its answer takes too long.
+#: Makes a request, and raises an `SQSError` if the answer takes too long.
 InTime = Callable[[Callable[[], BatchResult]], BatchResult]
 
 
@@ -43,7 +43,7 @@ class InlinePump(Pump):
         """Do nothing: no thread waits."""
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:  # noqa: ARG002 - the pump's
-        """Make all requests that are due. Returns whether the condition is true then. Under the lock."""
+        """Make all requests that are due. Returns whether the condition is then true. Under the lock."""
         self.lock.release()
         try:
             self.work_off()
@@ -59,13 +59,13 @@ class InlinePump(Pump):
         return min((lane.next_due for lane in self._lanes), default=math.inf)
 
     def work_off(self) -> None:
-        """Make all requests that are due, and those that follow at once."""
+        """Make all requests that are due, including those that become due meanwhile."""
         while any(lane.send_next() for lane in self._lanes):
             pass
 
 
 class BoundedWork(Generic[Batch]):
-    """A lane's work with bounded requests. An answer that comes too late decides nothing."""
+    """A lane's work whose requests are bounded in time. An answer that is too late is ignored."""
 
     def __init__(self, work: Work[Batch], in_time: InTime) -> None:
         self.due, self.ready, self.take, self.conclude = work.due, work.ready, work.take, work.conclude

@@ -1,13 +1,13 @@
-"""Leases of running tasks, as their own processes see them: a few numbers in shared memory.
+"""Leases of running tasks: a few numbers in shared memory, through which processes of a pool see them.
 
-A pool's child gets a request once. What happens to the message later, only the worker's main process knows.
-So it keeps a table, made before the pool forks. Each running task has a row of eight numbers. The main
-process writes them and the child reads them, except for those with which the child asks for more time, shows
-life, says whether it has the key of its exclusive task, and counts earlier attempts. The processes share no
-lock. All that the child sends is a byte that means "there is a request".
+A child of the pool gets a request once. What happens to the message afterwards only the worker's main process
+knows. So it keeps a table, created before the pool forks, with a row of eight numbers for each running task.
+The main process writes the row and the child reads it, except for the numbers with which the child asks for
+more time, shows life, says whether it has the key of its exclusive task, and counts earlier attempts. The
+processes share no lock. The child only ever sends a byte, which means "there is a request".
 
-A forked child inherits the table. A spawned one, a fresh interpreter, opens it by its name, which is part of
-the lease's key. It has no pipe, so the supervisor looks for its requests twice a second.
+A forked child inherits the table. A spawned child, a fresh interpreter, opens it by its name, which is part
+of the lease's key. It has no pipe, so the supervisor checks for its requests twice a second.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from celery_sqs_visibility.core.delivery import LeaseKey
 
-# The numbers of a row, all floats, so that each is read and written as a whole. The generation is written
-# last: until then no lease has the row.
+# The numbers of a row, all floats, so that each is read and written atomically. The generation is written
+# last: until then the row belongs to no lease.
 DEADLINE, LOST, REQUESTED, HORIZON, LAST_SIGN, KEY, RETRIES, GENERATION = range(8)
 CELLS: Final = 8
 ROW: Final = Struct(f"{CELLS}d")
 
-#: Values of the last sign of life: the run need not show life; it was silent for too long.
+#: Special values of the last sign of life: the run has no timeout; it was silent for too long.
 UNWATCHED: Final = 0.0
 INACTIVE: Final = -1.0
 
-#: How many tasks may have a row at once. Only rows that were ever used take up memory.
+#: How many tasks may have a row at once. Only rows that were used take up memory.
 ROWS: Final = 65_536
 
 #: After the rows: whether the worker is stopping, and since when the store of exclusive keys answers.
@@ -50,8 +50,8 @@ BYTES: Final = (STORE_ANSWERS_SINCE + 1) * 8
 class Lease:
     """A running task's lease, as seen from one process.
 
-    Once the delivery is settled, the lease is over and reads as lost. Its row may be another lease's by then,
-    so what was read counts only if the lease is not over afterwards.
+    Once the delivery is settled, the lease is over and reads as lost. Its row may then belong to another
+    lease, so a value counts only if the lease is not over after reading it.
     """
 
     __slots__ = ("_cells", "_first", "_table", "key")
@@ -69,7 +69,7 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """The monotonic instant at which the message's visibility lapses. The main process writes it."""
+        """The monotonic instant at which the visibility timeout ends. Written by the main process."""
         return self._cells[self._first + DEADLINE]
 
     @deadline.setter
@@ -78,7 +78,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether another worker may have the message. The main process writes it."""
+        """Whether another worker may have the message. Written by the main process."""
         return self._cells[self._first + LOST] != 0 or self.over
 
     @lost.setter
@@ -87,7 +87,7 @@ class Lease:
 
     @property
     def horizon(self) -> float:
-        """The monotonic instant at which SQS's 12 hours end. The main process writes it."""
+        """The monotonic instant at which SQS's 12 hours end. Written by the main process."""
         return self._cells[self._first + HORIZON]
 
     @horizon.setter
@@ -104,7 +104,7 @@ class Lease:
 
     @last_sign.setter
     def last_sign(self, instant: float) -> None:
-        if not self.over:  # or the row may be another lease's
+        if not self.over:  # otherwise the row may be another lease's
             self._cells[self._first + LAST_SIGN] = instant
 
     def tell_inactive(self) -> None:
@@ -118,7 +118,7 @@ class Lease:
 
     @property
     def holds_key(self) -> bool:
-        """Whether the run has the key of its exclusive task. The task's process writes it."""
+        """Whether the run has the key of its exclusive task. Written by the task's process."""
         return self._cells[self._first + KEY] == self.key[1]
 
     @holds_key.setter
@@ -128,7 +128,7 @@ class Lease:
 
     @property
     def retries(self) -> int | None:
-        """How many attempts came before, according to the store of the key; `None` if nobody has asked."""
+        """How many attempts came before, according to the store of the key; `None` if it was not asked."""
         retries = self._cells[self._first + RETRIES]
         return None if retries < 0 else int(retries)
 
@@ -138,21 +138,21 @@ class Lease:
             self._cells[self._first + RETRIES] = retries
 
     def renew(self, deadline: float, horizon: float) -> None:
-        """Note that the message was received anew, and is hidden until `deadline`. The main process."""
+        """Note that the message was received again, and is hidden until `deadline`. The main process."""
         self.deadline, self.horizon, self.lost = deadline, horizon, False
 
     def request(self, until: float) -> None:
-        """Ask for the message to be hidden until that monotonic instant. The task's process."""
+        """Ask to hide the message until that monotonic instant. The task's process."""
         self._cells[self._first + REQUESTED] = until
         self._table.notify(self.key)
 
     def answer(self, requested: float) -> None:
-        """Note that the requested deadline is reached, or cannot be. The main process."""
-        if self.requested_deadline == requested:  # and the task has not requested more meanwhile
+        """Note that the requested deadline is reached, or can't be. The main process."""
+        if self.requested_deadline == requested:  # the task has not asked for more meanwhile
             self._cells[self._first + REQUESTED] = 0.0
 
     def end(self) -> None:
-        """End the lease, and free its row: the delivery is settled. The main process."""
+        """End the lease of a settled delivery, and free its row. The main process."""
         self._table.free(self.key)
 
 
@@ -177,7 +177,7 @@ class LeaseTableView:
         return self.cells[STORE_ANSWERS_SINCE]
 
     def lease(self, key: LeaseKey) -> Lease:
-        """The lease of that key, to be read. Any process."""
+        """The lease of that key, for reading. Any process."""
         return Lease(self, key)
 
     def notify(self, key: LeaseKey) -> None:
@@ -188,7 +188,7 @@ class LeaseTableView:
 
 
 class LeaseTable(LeaseTableView):
-    """The table itself. Made in the main process, before its pool forks."""
+    """The table itself. Created in the main process, before its pool forks."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -208,18 +208,18 @@ class LeaseTable(LeaseTableView):
         self.cells[STOPPING] = float(stopping)
 
     def tell_of_store(self, answers_since: float) -> None:
-        """Tell every run that begins since when the store answers. The main process, any thread."""
+        """Tell new runs since when the store answers. The main process, any thread."""
         self.cells[STORE_ANSWERS_SINCE] = answers_since
 
     def take(
         self, deadline: float, on_request: Callable[[float], None], horizon: float = math.inf
     ) -> Lease | None:
-        """Take a row for a task that begins to run; `None` if there is none. The main process, any thread.
+        """Take a row for a run that begins; `None` if none is free. The main process, any thread.
 
         Args:
             deadline: the monotonic instant at which the visibility timeout of its message ends.
             on_request: called with the instant until which the task wants the message hidden.
-            horizon: the monotonic instant beyond which the message cannot be hidden.
+            horizon: the monotonic instant beyond which the message can't be hidden.
         """
         try:
             row = self._free.pop()
@@ -242,7 +242,7 @@ class LeaseTable(LeaseTableView):
             self._free.append(row)
 
     def notify(self, key: LeaseKey) -> None:
-        """Tell the worker of a request. The task's process; the main one passes on only this request."""
+        """Tell the worker of a request; in the main process, pass on only this one. The task's process."""
         if os.getpid() != self.pid:
             self.wake()
         elif (taken := self._taken.get(key)) is not None:
@@ -284,7 +284,7 @@ _lease_table: LeaseTable | None = None
 
 
 def open_lease_table() -> LeaseTable:
-    """Return the worker's table, made if there is none. The main process, before its pool forks."""
+    """Return the worker's table, created if necessary. The main process, before its pool forks."""
     global _lease_table  # noqa: PLW0603 - children inherit it
     if _lease_table is None or _lease_table.pid != os.getpid():
         _lease_table = LeaseTable()
@@ -293,23 +293,23 @@ def open_lease_table() -> LeaseTable:
 
 
 def lease_table() -> LeaseTable | None:
-    """The table of this process's worker, if it has inherited one."""
+    """The table of this process's worker, if this process created or inherited one."""
     return _lease_table
 
 
 def lease_table_of(key: LeaseKey | None) -> LeaseTableView | None:
-    """The table of this process's worker, or else of that lease; `None` without both."""
+    """The table of this process's worker, or else that of the lease; `None` if there is neither."""
     return lease_table() or (None if key is None else spawned_lease_table(key))
 
 
 def find_lease(key: LeaseKey | None) -> Lease | None:
-    """The lease of that key; `None` without a key, or if the table cannot be opened here."""
+    """The lease of that key; `None` without a key, or if the table can't be opened here."""
     table = lease_table_of(key)
     return table.lease(key) if table is not None and key is not None else None
 
 
 def spawned_lease_table(key: LeaseKey) -> LeaseTableView | None:
-    """Open the table of that lease, if this process has inherited none; `None` if it cannot be opened."""
+    """Open the table of that lease in a process that inherited none; `None` if it can't be opened."""
     try:
         return _opened(key[2])
     except OSError:
@@ -326,10 +326,10 @@ def _opened(name: str) -> LeaseTableView:
 
 
 def _shared_memory() -> tuple[int, str]:
-    """Make shared memory. Returns a descriptor, and a path by which processes of the same user can open it.
+    """Create shared memory. Returns a descriptor, and a path by which processes of the same user can open it.
 
-    On Linux it is gone with the last process that has it open, however that ends. Elsewhere it is a temporary
-    file, removed when this process exits normally.
+    On Linux it disappears with the last process that has it open, however that process ends. Elsewhere it is
+    a temporary file, removed when this process exits normally.
     """
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("celery-sqs-visibility")

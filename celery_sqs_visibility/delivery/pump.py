@@ -1,8 +1,8 @@
 """The pump: one lock, and the threads that make all requests of a process for which no caller waits.
 
 Each kind of request has a lane, which knows when its next batch is due and how many may be in flight. Any
-free thread takes the batch that is due first. One thread always waits for the next batch, so what is due
-never waits for the answer to something else.
+free thread takes the batch that is due first. One thread is always free to wait for the next batch, so no
+batch waits for the answer to another.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from celery_sqs_visibility.policy.health import HUNG_AFTER_SECONDS
 
 logger = logging.getLogger(__name__)
 
-#: An idle thread ends after this time if another is idle, too.
+#: An idle thread ends after this time if another one is idle, too.
 IDLE_SECONDS: Final = 1.0
 
-#: A lane pauses after a bug, so that a bug that repeats does not take up a processor.
+#: A lane pauses after a bug, so that a recurring bug does not take up a processor.
 PAUSE_AFTER_BUG_SECONDS: Final = 1.0
 
 UNEXPECTED: Final = "unexpected error in a thread that %s; continuing"
@@ -41,7 +41,7 @@ class Work(Protocol[Batch]):
         """The monotonic instant from which `take` returns a batch; `None` if it is not known."""
 
     def ready(self) -> int:
-        """About how many batches `take` would return now. Called if at least one is due."""
+        """About how many batches `take` would return now, given that one is due."""
 
     def take(self, now: float) -> Batch | None:
         """Take the content of one request; `None` if nothing is due at that monotonic instant."""
@@ -54,7 +54,7 @@ class Work(Protocol[Batch]):
 
 
 class Flushed(Protocol):
-    """How much of a lane's work is unfinished. Nothing lingers while a flush is under way."""
+    """Counters of a lane's unfinished work and of flushes in progress, while which nothing lingers."""
 
     unfinished: int
     flushing: int
@@ -72,8 +72,8 @@ class InProgressBatch(Generic[Batch]):
 class Lane(Generic[Batch]):
     """One kind of request. Any thread.
 
-    Each batch is concluded once: by the thread that sent it, or by the one that finds it hanging. `duty` is
-    what the log calls the lane's work: "settles messages", for example.
+    Each batch is concluded once: by the thread that sent it, or by the one that finds it hanging. `duty`
+    names the lane's work in the log: "settles messages", for example.
     """
 
     def __init__(self, pump: Pump, duty: str, most: int, work: Work[Batch], hangs_after: float) -> None:
@@ -90,34 +90,34 @@ class Lane(Generic[Batch]):
         self.jobs: dict[threading.Thread, InProgressBatch[Batch]] = {}  # in flight
 
     def start(self) -> None:
-        """Let threads do the work from now on, or wake them if they do already."""
+        """Start the lane, so that threads do its work; wake them if it was started before."""
         with self.lock:
             self.started, self.stopping = True, False
             self._pump.add(self)
             self.wake()
 
     def stop(self) -> None:
-        """Let the threads end once they have nothing to do; later work starts them again. Does not wait."""
+        """Let threads end when they have nothing left to do. Does not wait. Later work restarts them."""
         with self.lock:
             self.stopping = True
             self.refresh(self._pump.now())
             self._pump.notify_all()
 
     def wake(self) -> None:
-        """Make a thread look at the work again, as something may be due, now or later. Under the lock."""
+        """Make a thread check the work again, because something may be due, now or later. Under the lock."""
         now = self._pump.now()
         self.wake_for(self._work.due(now), now)
 
     def wake_for(self, due: float | None, now: float) -> None:
-        """As `wake`, if the caller already knows the work's `due`."""
+        """Do what `wake` does, given the work's `due`."""
         self.next_due = math.inf if due is None else due
         if due is not None and self.started:
             self._pump.wake(self, now)
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait up to `timeout` seconds until the end of a batch has made the condition true. Under the lock.
+        """Wait up to `timeout` seconds until the condition is true, checked at the end of each batch.
 
-        Returns whether it is true.
+        Returns whether it is true. Under the lock.
         """
         return self._pump.wait_until(condition, timeout)
 
@@ -134,7 +134,7 @@ class Lane(Generic[Batch]):
                 pending.flushing -= 1
 
     def has_thread(self) -> bool:
-        """Start a thread if there is none. Returns `False` if the system refuses it. Under the lock."""
+        """Make sure that there is a thread. Returns `False` if the system refuses one. Under the lock."""
         self.started = True
         self._pump.add(self)
         return self._pump.has_thread()
@@ -164,7 +164,7 @@ class Lane(Generic[Batch]):
         self.conclude(job, failed)
 
     def conclude(self, job: InProgressBatch[Batch], failed: Mapping[int, SQSError]) -> None:
-        """Tell the work how its request ended, then wake those that wait for the end."""
+        """Tell the work the result of its request, then wake the threads that wait for it."""
         try:
             self._work.conclude(job.batch, job.since, failed)
         except (Exception, SystemExit):  # noqa: BLE001 - it is logged
@@ -174,19 +174,19 @@ class Lane(Generic[Batch]):
                 self._pump.notify_waiting()
 
     def in_progress(self) -> list[InProgressBatch[Batch]]:
-        """The batches that are being sent. None is concluded while the caller keeps the lock."""
+        """The batches in flight. None is concluded while the caller holds the lock."""
         return list(self.jobs.values())
 
     def progress(self) -> None:
-        """Note that the calling thread's request gets on, though it may take long."""
+        """Note that the calling thread's request makes progress, though it may take long."""
         with self.lock:
             if (mine := self.jobs.get(threading.current_thread())) is not None:
                 mine.seen = self._pump.now()
 
     def late(self, now: float) -> float:
-        """For how many seconds work has been due without progress of any thread; 0 while one gets on."""
+        """For how many seconds work has been due without progress; 0 while a thread makes progress."""
         with self.lock:
-            self.wake()  # if no thread could be started, one may be now
+            self.wake()  # a thread that could not be started before may start now
             moving = any(now - job.seen < self._hangs_after for job in self.jobs.values())
             return 0.0 if moving or not self.started else max(0.0, now - self.next_due)
 
@@ -202,25 +202,38 @@ class Lane(Generic[Batch]):
 
     @property
     def over(self) -> bool:
-        """Whether threads can forget the lane until it is woken again."""
+        """Whether the pump can forget the lane until it is woken again."""
         return self.stopping and self.next_due == math.inf and not self.jobs
 
     def refresh(self, now: float) -> None:
         """Ask the work when its next batch is due. Under the lock."""
-        self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # unless the work says otherwise
+        self.next_due = now + PAUSE_AFTER_BUG_SECONDS  # in case `due` raises
         due = self._work.due(now)
         self.next_due = math.inf if due is None else due
         if due is not None and self.stopping:
             self._pump.add(self)  # it may have been forgotten while its last batch was concluded
 
-    def abandon(self, threads: set[threading.Thread], now: float) -> list[Abandoned]:
-        """Take the batches away from threads that died or hang at that instant. Under the lock."""
+    def abandon(
+        self, threads: set[threading.Thread], now: float
+    ) -> list[tuple[threading.Thread, InProgressBatch[Batch]]]:
+        """Take the batches from threads that died or hang at that instant. Under the lock.
+
+        The caller then calls `fail` with each.
+        """
         stuck = [
-            (thread, job)
+            thread
             for thread, job in self.jobs.items()
             if thread in threads and (now - job.seen >= self._hangs_after or not thread.is_alive())
         ]
-        return [Abandoned(self, thread, self.jobs.pop(thread)) for thread, _ in stuck]
+        return [(thread, self.jobs.pop(thread)) for thread in stuck]
+
+    def fail(self, thread: threading.Thread, job: InProgressBatch[Batch]) -> None:
+        """Fail a batch that was taken from its thread, so that it is retried."""
+        state = "hangs" if thread.is_alive() else "died"
+        log_safely(logger.error, "a thread that %s %s; another takes its place", self.duty, state)
+        self.conclude(job, _all_of(job.batch, AnswerLostError("no answer")))
+        with self.lock:
+            self.wake()
 
     def _send(self, job: InProgressBatch[Batch]) -> Mapping[int, SQSError]:
         """Make the request. Returns the errors by position."""
@@ -233,58 +246,42 @@ class Lane(Generic[Batch]):
             return _all_of(job.batch, AnswerLostError(repr(bug)))
 
 
-@dataclass(frozen=True, slots=True)
-class Abandoned:
-    """A batch that was taken away from its thread, which died or hangs."""
-
-    lane: Lane[Any]
-    thread: threading.Thread
-    job: InProgressBatch[Any]
-
-    def conclude(self) -> None:
-        """Fail the batch, so that it is tried again."""
-        state = "hangs" if self.thread.is_alive() else "died"
-        log_safely(logger.error, "a thread that %s %s; another takes its place", self.lane.duty, state)
-        self.lane.conclude(self.job, _all_of(self.job.batch, AnswerLostError("no answer")))
-        with self.lane.lock:
-            self.lane.wake()
-
-
 class Pump:
     """The threads of all lanes. Any thread of the process that made it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.clock = clock
         self.now = clock.monotonic
         #: Guards the lanes, their work, and everything below.
         self.lock = threading.Lock()
         self._woken = threading.Condition(self.lock)  # threads that wait for what is due
-        self._concluded = threading.Condition(self.lock)  # others that wait for the end of something
-        self.waiting = 0  # how many these are
-        self._lanes: dict[Lane[Any], None] = {}  # those that the threads look at
+        self._concluded = threading.Condition(self.lock)  # other threads, which wait for the end of batches
+        self.waiting = 0  # the number of those threads
+        self._lanes: dict[Lane[Any], None] = {}  # the lanes that the threads work for
         self._threads: set[threading.Thread] = set()
-        self._busy: set[threading.Thread] = set()  # those that have a batch
-        self._looks_at = math.inf  # the instant by which a free thread looks at the lanes
-        self._refused: Lane[Any] | None = None  # no thread could be started for it, which is to be logged
+        self._busy: set[threading.Thread] = set()  # the threads that have a batch
+        self._wakes_at = math.inf  # the instant by which a free thread checks the lanes
+        self._refused: Lane[Any] | None = None  # a lane for which no thread could be started, to be logged
 
     def lane(
         self, duty: str, most: int, work: Work[Batch], hangs_after: float = HUNG_AFTER_SECONDS
     ) -> Lane[Batch]:
-        """Make a lane for that work, with at most so many batches in flight. The caller starts it."""
+        """Create a lane with at most `most` batches in flight. The caller starts it."""
         return Lane(self, duty, most, work, hangs_after)
 
     def replace_stuck(self, now: float) -> None:
         """Replace threads that died or hang at that instant, and fail their batches."""
         with self.lock:
             busy = [lane for lane in self._lanes if lane.jobs]
-            abandoned = [each for lane in busy for each in lane.abandon(self._threads, now)]
-            gone = {each.thread for each in abandoned}
+            abandoned = [(lane, *each) for lane in busy for each in lane.abandon(self._threads, now)]
+            gone = {thread for _, thread, _ in abandoned}
             gone.update(thread for thread in self._threads if not thread.is_alive())
             self._threads -= gone
             self._busy -= gone
             if gone or not self._threads:
                 self._provide()
-        for each in abandoned:
-            each.conclude()
+        for lane, thread, job in abandoned:
+            lane.fail(thread, job)
         self._log_refused()
 
     # For lanes, under the lock.
@@ -295,16 +292,16 @@ class Pump:
             self._lanes[lane] = None  # it may have been forgotten
         free = len(self._threads) - len(self._busy)
         if free and lane.next_due > now:
-            if lane.next_due < self._looks_at:
+            if lane.next_due < self._wakes_at:
                 self._woken.notify()
         elif free and free >= lane.wanted:
             self._woken.notify()
-        elif not self._add_thread():  # which takes a batch, and sees whether there are more
+        elif not self._add_thread():  # a new thread takes a batch, and checks whether there are more
             self._woken.notify()
             self._refused = lane
 
     def add(self, lane: Lane[Any]) -> None:
-        """Make the threads look at the lane from now on."""
+        """Let the threads work for the lane."""
         self._lanes[lane] = None
 
     def has_thread(self) -> bool:
@@ -312,7 +309,7 @@ class Pump:
         return bool(self._threads) or self._add_thread()
 
     def wait_until(self, condition: Callable[[], bool], timeout: float) -> bool:
-        """Wait until the end of a batch has made the condition true. Returns whether it is."""
+        """Wait until the condition is true, checked at the end of each batch. Returns whether it is."""
         self.waiting += 1
         try:
             return self._concluded.wait_for(condition, timeout)
@@ -320,23 +317,21 @@ class Pump:
             self.waiting -= 1
 
     def notify_waiting(self) -> None:
-        """Wake those that wait for the end of something."""
+        """Wake the threads that wait for the end of batches."""
         self._concluded.notify_all()
 
     def notify_all(self) -> None:
-        """Wake all, as a lane is being stopped."""
+        """Wake all threads, because a lane is being stopped."""
         self._woken.notify_all()
         self.notify_waiting()
 
-    # The threads.
-
     def _provide(self) -> None:
-        """Make a free thread take what is due now, or wait for what is due later."""
+        """Make a free thread take a batch that is due, or wait for the next."""
         if (lane := self._first()) is not None:
             self.wake(lane, self.now())
 
     def _add_thread(self) -> bool:
-        """Start a thread, which takes the lock first. Under the lock."""
+        """Start a thread, which first takes the lock. Under the lock."""
         thread = start_thread(self._run, "sqs-pump")
         if thread is not None:
             self._threads.add(thread)
@@ -344,7 +339,7 @@ class Pump:
 
     def _run(self) -> None:
         thread = threading.current_thread()
-        lane: Lane[Any] | None = None  # the lane whose batch it had last
+        lane: Lane[Any] | None = None  # the lane of the thread's last batch
         while True:
             try:
                 with self.lock:
@@ -362,9 +357,9 @@ class Pump:
             self._log_refused()
 
     def _take(self, lane: Lane[Any], thread: threading.Thread) -> InProgressBatch[Any] | None:
-        """Take the lane's next batch. Another thread takes what is left, or waits for it."""
+        """Take the lane's next batch. Another thread is made to take further ones, or to wait for them."""
         now = self.now()
-        lane.next_due = now + PAUSE_AFTER_BUG_SECONDS  # until the work has said when its next is due
+        lane.next_due = now + PAUSE_AFTER_BUG_SECONDS  # in case `take` raises
         job = lane.take(now)
         lane.refresh(now)
         if job is not None:
@@ -373,25 +368,25 @@ class Pump:
         return job
 
     def _wait(self, thread: threading.Thread) -> Lane[Any] | None:
-        """Wait until something is due. Returns its lane; `None` if this thread is to end."""
+        """Wait until a batch is due. Returns its lane; `None` if this thread is to end."""
         idle_until = self.now() + IDLE_SECONDS
-        while thread in self._threads:  # else it was replaced
+        while thread in self._threads:  # otherwise it was replaced
             now, lane = self.now(), self._first()
             if lane is not None and lane.next_due <= now:
                 return lane
             spare = len(self._threads) - len(self._busy) > 1
             if not self._lanes or (spare and now >= idle_until):
                 self._threads.discard(thread)
-                self._woken.notify()  # the wake-up may have been for work that another has to take now
+                self._woken.notify()  # this thread may have been woken for work, which another must take now
                 return None
             until = min(math.inf if lane is None else lane.next_due, idle_until if spare else math.inf)
-            self._looks_at = until
+            self._wakes_at = until
             self._woken.wait(None if until == math.inf else until - now)
-            self._looks_at = math.inf  # unless another has begun to wait, which only costs a wake-up
+            self._wakes_at = math.inf  # if another thread is waiting, this costs only a needless wake-up
         return None
 
     def _first(self) -> Lane[Any] | None:
-        """The lane with room whose next batch is due first. Forgets lanes that are over."""
+        """The lane with the earliest batch that may be sent. Forgets lanes that are over."""
         first, due, over = None, math.inf, []
         for lane in self._lanes:
             if lane.next_due < due:

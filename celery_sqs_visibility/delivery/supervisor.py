@@ -1,4 +1,4 @@
-"""Supervisor of a consumer: makes each part check, twice a second, what hangs, died or was forgotten."""
+"""Supervisor of a consumer: makes each part check, twice a second, for what hangs, died or was forgotten."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from celery_sqs_visibility.aws.port import BatchResult
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -30,23 +29,23 @@ class Supervised(Protocol):
 
 
 class Supervisor:
-    """Checks all parts of a consumer: each time those that `supervised` returns. The work of its lane.
+    """Checks the parts of a consumer that `supervised` returns. The work of its lane.
 
     Attributes:
-        lane: makes one check at a time, so a check that hangs is not repeated.
-        running: whether it checks. The pump's lock guards it, and the rest.
+        lane: runs one check at a time, so a check that hangs is not repeated.
+        running: whether checks are made. The pump's lock guards all fields.
     """
 
-    def __init__(self, supervised: Callable[[], Iterable[Supervised]], clock: Clock, pump: Pump) -> None:
+    def __init__(self, supervised: Callable[[], Iterable[Supervised]], pump: Pump) -> None:
         self._supervised = supervised
-        self._clock = clock
+        self._now = pump.now
         self.lane: Lane[tuple[float]] = pump.lane("looks for threads that hang", 1, self, math.inf)
         self.running = False
-        self._checked = clock.monotonic()  # when it checked last
-        self._stop = -math.inf, -math.inf  # the checks before and after this process stopped
+        self._checked = pump.now()  # the instant of the last check
+        self._stop = -math.inf, -math.inf  # the checks before and after a stop
 
     def start(self) -> bool:
-        """Check from now on. Returns `False` if it did before.
+        """Start to check. Returns `False` if it was started before.
 
         Raises:
             RuntimeError: the system refuses a new thread.
@@ -56,7 +55,7 @@ class Supervisor:
                 return False
             if not self.lane.has_thread():
                 raise RuntimeError("cannot start a thread that looks after the others")
-            self.running, self._checked = True, self._clock.monotonic()
+            self.running, self._checked = True, self._now()
         self.lane.start()
         return True
 
@@ -67,7 +66,7 @@ class Supervisor:
     def stopped_at(self, since: float, now: float) -> float:
         """When this process was last seen running, if it was stopped between two instants; otherwise `now`.
 
-        Any thread, which after a stop may go on before the supervisor's does. Returns `now`, too, if the
+        Any thread; after a stop, it may go on before the supervisor's thread does. Also returns `now` if the
         supervisor was already late at `since`.
         """
         checked = self._checked  # read before `_stop`, which is written first
@@ -101,7 +100,7 @@ class Supervisor:
         stopped_meanwhile = now - self._checked >= STOPPED_AFTER_SECONDS
         if stopped_meanwhile:
             self._stop = self._checked, now
-        self._checked = now  # after `_stop`, as `stopped_at` reads them in the other order
+        self._checked = now  # after `_stop`: `stopped_at` reads them in the other order
         return None if stopped_meanwhile else (now,)
 
     def send(self, batch: tuple[float], _since: float) -> BatchResult:

@@ -1,7 +1,8 @@
-"""Background threads: how they are started, and how sets that several of them change are read."""
+"""Background threads: starting them, and reading sets that several of them change."""
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterable
@@ -11,34 +12,34 @@ from celery_sqs_visibility.contacts.python import BoundedStart
 
 T = TypeVar("T")
 
-#: A copy is repeated if a member came or went meanwhile; an attempt takes microseconds.
+#: Copying is repeated if a member came or went meanwhile; an attempt takes microseconds.
 COPY_ATTEMPTS: Final = 1000
 
-#: A new thread begins within milliseconds, or within a second on a machine that is far too busy.
+#: A new thread begins within milliseconds, or within a second on a badly overloaded machine.
 START_SECONDS: Final = 5.0
 
 
 def start_thread(target: Callable[..., None], name: str, *args: object) -> threading.Thread | None:
-    """Start a daemon thread; `None` if the system has no room for one. Any thread; never raises.
+    """Start a daemon thread. Returns `None` if the system refuses one. Any thread; never raises.
 
     If the new thread meets a MemoryError before its first line, Python waits for it for ever, with every lock
-    of the caller (CPython's issue 140746). So the wait is bounded, and a thread that begins after that, on a
-    machine that stood still, ends at once.
+    of the caller (CPython's issue 140746). So the wait is bounded, and a thread that begins later, after the
+    machine stood still, ends at once.
     """
-    claim = threading.Lock()  # the first to take it decides: the thread runs, or is given up
+    claims = itertools.count()  # whoever draws 0 decides: the thread runs, or is given up
 
     def run() -> None:
-        if claim.acquire(blocking=False):
+        if next(claims) == 0:
             target(*args)
 
     try:
-        # Not a subclass made at import: gevent may replace `threading.Thread` later.
+        # Not a subclass created at import: gevent may replace `threading.Thread` later.
         thread = threading.Thread(target=run, name=name, daemon=True)
         started = BoundedStart(thread, START_SECONDS)
         thread.start()
-    except (RuntimeError, MemoryError):  # no more threads just now, or the interpreter is ending
+    except (RuntimeError, MemoryError):  # too many threads, or the interpreter is ending
         return None
-    return None if started.expired and claim.acquire(blocking=False) else thread
+    return None if started.expired and next(claims) == 0 else thread
 
 
 def is_main_thread() -> bool:
@@ -56,7 +57,7 @@ def is_main_thread() -> bool:
 def snapshot(members: Iterable[T]) -> list[T]:
     """Return the members of a `WeakSet` that other threads may change. Any thread.
 
-    Iterating a `WeakSet` raises a RuntimeError if a member comes or goes meanwhile.
+    Iterating over a `WeakSet` raises a RuntimeError if a member comes or goes meanwhile.
     """
     for _ in range(COPY_ATTEMPTS - 1):
         try:

@@ -1,4 +1,4 @@
-"""Queues of an app: by its settings, and as SQS shows them. Nothing is changed."""
+"""Queues of an app, by its settings and as SQS shows them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sqs_visibility.aws.queues import DELAYED, HIDDEN, VISIBLE, Queue, count, counts
 from celery_sqs_visibility.errors import SQSError
-from celery_sqs_visibility.operate.queue_metrics import QueueMetrics
+from celery_sqs_visibility.operate.queue_metrics import AGE, QueueMetrics
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -25,14 +25,15 @@ R = TypeVar("R")
 def queue_names(app: Celery, options: Options) -> list[str]:
     """Celery's names of the app's queues, in the order of the settings. Makes no request.
 
-    Those that workers consume (`task_queues` or `task_default_queue`), those that `task_routes` and tasks
-    name, and, of the option `queues`, names that are no glob; with `predefined_queues` those and no others.
+    These are the queues that workers consume (`task_queues` or `task_default_queue`), those that
+    `task_routes` and tasks name, and the names in the option `queues` that aren't globs. With
+    `predefined_queues` there are only those.
     """
     return list(options.predefined_queues) or named_queues(app, options)
 
 
 def named_queues(app: Celery, options: Options) -> list[str]:
-    """Celery's names of the app's queues as in `queue_names`, `predefined_queues` left out."""
+    """Celery's names of the app's queues as in `queue_names`, ignoring `predefined_queues`."""
     named = [name for name in options.queues if not any(sign in name for sign in "*?[")]
     routed = [name for route in _routes(app.conf.task_routes) if (name := queue_of_route(route))]
     of_tasks = [str(name) for task in app.tasks.values() if (name := getattr(task, "queue", None))]
@@ -40,7 +41,7 @@ def named_queues(app: Celery, options: Options) -> list[str]:
 
 
 def _routes(setting: Any) -> Iterable[Any]:
-    """The routes in `task_routes`, without those of functions, which would need a task."""
+    """The routes in `task_routes`, except functions, which could only be called with a task."""
     routers = setting if isinstance(setting, list | tuple) else [setting]
     for router in routers:
         if isinstance(router, Mapping):
@@ -50,9 +51,9 @@ def _routes(setting: Any) -> Iterable[Any]:
 
 
 def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
-    """Ask about all things at a time. Returns the answers in order. Any thread but an event loop's.
+    """Call `ask` for all things in parallel. Returns the answers in order. Any thread except an event loop's.
 
-    An exception of `ask` is raised when all have ended.
+    An exception of `ask` is raised when all calls have ended.
     """
     things = list(things)
     if not things:
@@ -63,7 +64,7 @@ def for_each(things: Iterable[T], ask: Callable[[T], R]) -> list[R]:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """A queue and its attributes, as far as SQS shows them; `error` says why something is missing."""
+    """A queue and its attributes, as far as SQS shows them. `error` says why something is missing."""
 
     queue: Queue | None = None
     attributes: Mapping[str, str] | None = None
@@ -71,7 +72,7 @@ class FoundQueue:
 
 
 def inspect_queue(find: Callable[[], Queue], attributes: Sequence[str] = ("All",)) -> FoundQueue:
-    """Find a queue and ask for its attributes. Any thread. Errors of SQS are in the result."""
+    """Find a queue and ask for its attributes. Any thread. Errors of SQS are part of the result."""
     queue = None
     try:
         queue = find()
@@ -81,9 +82,9 @@ def inspect_queue(find: Callable[[], Queue], attributes: Sequence[str] = ("All",
 
 
 def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
-    """The queue that the redrive policy names, or the option `dead_letter_queue`; `None` if neither does.
+    """The dead-letter queue in the redrive policy or the option `dead_letter_queue`; `None` if none.
 
-    The policy is cached as in workers.
+    The policy is cached, as in workers.
 
     Raises:
         SQSError: the dead-letter queue could not be found, or the policy is unknown and there is no option.
@@ -99,15 +100,15 @@ def dead_letter_queue(broker: BrokerContext, queue: Queue) -> Queue | None:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The messages of one queue, approximately, as SQS counts. `None` is unknown.
+    """The numbers of messages in a queue, as SQS approximates them; `None` if unknown.
 
     Attributes:
-        queue: Celery's name of it.
+        queue: Celery's name of the queue.
         visible: messages that a receive may bring.
-        in_flight: messages that were received and are hidden, while they run or wait for a retry.
+        in_flight: received messages that are hidden, while they run or wait for a retry.
         delayed: messages that were sent with a delay that is not over.
-        oldest_age_seconds: since the oldest message was sent; CloudWatch's, a minute or two old.
-        dead_letters: messages that wait in its dead-letter queue, which other queues may share.
+        oldest_age_seconds: since the oldest message was sent; from CloudWatch, a minute or two old.
+        dead_letters: messages in its dead-letter queue, which other queues may share.
         error: why a figure is unknown.
     """
 
@@ -123,15 +124,15 @@ class QueueDepth:
 def queue_depths(
     context: BrokerContext, names: Iterable[str], metrics: QueueMetrics | None = None
 ) -> list[QueueDepth]:
-    """Ask SQS about queues by Celery's names, several at a time; and CloudWatch, where `metrics` are given.
+    """Ask SQS about queues by Celery's names, in parallel, and CloudWatch if `metrics` are given.
 
-    Any thread but an event loop's. Costs two requests a queue, one more for a URL that is not known, and
-    those of `QueueMetrics`. Errors of SQS are in the depths.
+    Any thread except an event loop's. Makes two requests a queue, one more if its URL is unknown, and those
+    of `QueueMetrics`. Errors of SQS are part of the depths.
     """
     depths = for_each(names, lambda name: _depth(context, name))
     if metrics is None:
         return depths
-    ages = metrics.oldest_ages(counted_queues(context, depths))
+    ages = metrics.measure(AGE, counted_queues(context, depths))
     return [
         replace(depth, oldest_age_seconds=ages.figures.get(depth.queue), error=depth.error or ages.error)
         for depth in depths
@@ -139,7 +140,7 @@ def queue_depths(
 
 
 def counted_queues(context: BrokerContext, depths: Sequence[QueueDepth]) -> list[Queue]:
-    """The queues that SQS has counted."""
+    """The queues that SQS could count."""
     return [context.queues.find(depth.queue) for depth in depths if depth.visible is not None]
 
 

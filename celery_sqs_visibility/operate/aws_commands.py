@@ -1,4 +1,4 @@
-"""Commands of Amazon's command line, printed to be pasted."""
+"""Commands for the AWS CLI, printed to be pasted."""
 
 from __future__ import annotations
 
@@ -9,19 +9,12 @@ from celery_sqs_visibility.aws.port import Location
 
 
 def aws_command(service: str, action: str, location: Location | None, **arguments: str) -> str:
-    """A command with its region, and with an endpoint that is not Amazon's.
-
-    Args:
-        service: the first subcommand.
-        action: the second one.
-        location: where the requests of this package go, if that is known.
-        arguments: the options, with underscores for hyphens.
-    """
+    """A command with its region, and its endpoint unless that is Amazon's. "_" in options becomes "-"."""
     place = {} if location is None else {"region": location.region}
     if location is not None and not location.is_amazons:
         place["endpoint_url"] = location.endpoint
     given = [(name.replace("_", "-"), value) for name, value in (place | arguments).items()]
-    # With "=" a value that begins with a hyphen is no option.
+    # With "=", a value that begins with a hyphen is not taken for an option.
     words = [f"--{n}{'=' if value.startswith('-') else ' '}{shlex.quote(value)}" for n, value in given]
     return " ".join(["aws", service, action, *words])
 
@@ -39,7 +32,7 @@ def create_queue(name: str, location: Location | None, **attributes: str) -> str
 
 
 def create_table(name: str, region: str) -> str:
-    """The commands that create a table of exclusive keys in DynamoDB. Its endpoint is the environment's."""
+    """The commands that create a DynamoDB table for exclusive keys, at the environment's endpoint."""
     create = aws_command(
         "dynamodb",
         "create-table",

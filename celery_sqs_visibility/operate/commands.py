@@ -1,8 +1,9 @@
 """`celery -A proj sqs`: the group of commands, each of which is imported when it is called.
 
 Every `celery` command imports this module (celery/bin/celery.py: entry points of `celery.commands`), so it
-imports nothing but click; for `celery inspect` and `celery control` also the workers' commands, because they
-refuse a name that their own process doesn't know (celery/bin/control.py: `_verify_command_name`).
+imports nothing but click. For `celery inspect` and `celery control` it also imports the workers' commands,
+because these refuse names that their own process doesn't know (celery/bin/control.py:
+`_verify_command_name`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 import click
 
-#: Modules of the commands, whose functions have underscores for dashes.
+#: Modules of the commands. Their functions have underscores instead of dashes.
 MODULES: Final[dict[str, str]] = {
     "audit": "audit.command",
     "dead-letters": "dead_letters.command",
@@ -36,11 +37,11 @@ class LazyGroup(click.Group):
     """Imports the module of a command when the command is called or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Names, in order."""
+        """The names of the commands, sorted."""
         return sorted(MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, or `None` if there is none of that name."""
+        """The command of that name; `None` if there is none."""
         if cmd_name not in MODULES:
             return None
         module = import_module(f"celery_sqs_visibility.operate.{MODULES[cmd_name]}")

@@ -1,4 +1,4 @@
-"""Durations and prices, as operators write and read them."""
+"""Durations and prices, in the form that operators read and write."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PARTS: Final = re.compile("".join(rf"(?:({_NUMBER}){unit})?" for unit in UNIT_S
 
 
 def parse_duration(text: str, *, zero: bool = False) -> float:
-    """Parse a duration, for example `1h30m`. Returns seconds, as is a number without a unit.
+    """Parse a duration, for example `1h30m`. A number without a unit is in seconds. Returns seconds.
 
     Raises:
-        ValueError: it is no duration, or 0 without `zero`. The message has examples.
+        ValueError: it is not a duration, or 0 without `zero`. The message has examples.
     """
     written = text.strip().lower()
     seconds = -1.0

@@ -1,6 +1,6 @@
 """`celery -A proj sqs find`: where a task is, when it runs again, and what happened to it.
 
-Nobody can look into an SQS queue, so the answer is put together from those who had the message. It names the
+Nobody can look into an SQS queue, so the answer is assembled from everyone who had the message. It names the
 sources that are missing.
 """
 
@@ -14,21 +14,19 @@ import click
 from celery import Celery, states
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
+from celery_sqs_visibility.aws.cloudwatch import CloudWatchLogs
 from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
-from celery_sqs_visibility.errors import SQSError, SQSVisibilityError
+from celery_sqs_visibility.errors import SQSError
 from celery_sqs_visibility.operate.app_queues import queue_names
 from celery_sqs_visibility.operate.dead_letters.letter import Selection
 from celery_sqs_visibility.operate.dead_letters.session import find_place, session_of
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.held import lease_left, state_text
 from celery_sqs_visibility.operate.invocation import (
-    CONTROL_IS_OFF,
     CommandError,
     app_of,
-    ask,
+    ask_or_say,
     broker_of,
-    is_controlled,
     json_option,
     log_group_option,
     say,
@@ -44,14 +42,14 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 #: Characters of a result that are shown.
 MAX_RESULT: Final = 300
 
-#: Why a message is hidden, by the event that tells so.
+#: Why a message is hidden, by the event that says so.
 WAITS: Final = {
     MESSAGE_OF[events.Hidden]: "for its retry",
     MESSAGE_OF[events.Parked]: "until it may run",
     MESSAGE_OF[events.Renewed]: "until it may run",
 }
 
-#: Events after which a worker has it.
+#: Events after which a worker has the message.
 BEGINNINGS: Final = frozenset({MESSAGE_OF[events.Received], MESSAGE_OF[events.Started]})
 
 #: Where a task is after other events.
@@ -71,9 +69,9 @@ class Found:
 
     Attributes:
         workers: the nodes that answered; `None` if they were not asked.
-        held: the messages that they hold, with their `worker`.
+        held: the messages that they hold, each with its `worker`.
         history: its events, oldest first.
-        letters: dead letters; `None` if they were not looked at.
+        letters: its dead letters; `None` if not searched.
         result: what the result backend has: `status`, `result`, `date_done`.
         unknown: sentences about sources that are missing.
     """
@@ -88,7 +86,7 @@ class Found:
 
     @property
     def is_known(self) -> bool:
-        """Whether any source knows it. A result backend calls PENDING what it does not know."""
+        """Whether any source knows the task. A result backend says PENDING if it does not."""
         known = self.result.get("status") not in {None, states.PENDING}
         return bool(self.held or self.history or self.letters) or known
 
@@ -120,10 +118,10 @@ def find(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Tell where the task TASK_ID is, when it runs again, and what happened to it before.
+    """Show where the task TASK_ID is, when it runs again, and what happened to it before.
 
     Asks the workers, the result backend and, if told to, dead-letter queues and JSON logs. Workers remember
-    the last events of tasks that did not simply succeed; logs tell of workers that are gone, too.
+    the last events of tasks that did not simply succeed; logs also cover workers that are gone.
 
     Exit status: 0 it is known; 1 no source knows it.
     """
@@ -146,14 +144,10 @@ def find(
 
 
 def _ask_workers(app: Celery, found: Found, timeout: float) -> list[dict[str, Any]]:
-    """Returns the events that workers remember."""
-    if not is_controlled(app):
-        found.unknown.append(f"the workers are not asked: {CONTROL_IS_OFF}")
-        return []
-    try:
-        answers = ask(app, "sqs_held", timeout, task_id=found.task_id)
-    except (SQSVisibilityError, OSError) as error:
-        found.unknown.append(f"the workers cannot be asked: {error}")
+    """Ask the workers. Returns the events that they remember."""
+    answers, missing = ask_or_say(app, "sqs_held", timeout, task_id=found.task_id)
+    if answers is None:
+        found.unknown.append(missing)
         return []
     found.workers = [node for node, answer in answers.items() if "held" in answer]
     found.unknown += [f"{node}: {answer['error']}" for node, answer in answers.items() if "error" in answer]
@@ -194,17 +188,16 @@ def _look_for_letters(app: Celery, context: BrokerContext, found: Found) -> None
                 continue
             seen.add(place.letters.url)
             with session_of(place, Selection([found.task_id]), None) as session:
-                letters = [letter for batch in session.batches() for letter in batch]
                 found.letters += [
                     {"dead_letter_queue": place.letters.name, **letter.summary(session.now())}
-                    for letter in letters
+                    for letter in session.letters()
                 ]
         except (CommandError, SQSError) as error:
             found.unknown.append(f"dead letters of queue {name!r}: {error}")
 
 
 def verdict(found: Found, now: float) -> str:
-    """Where it is, in a sentence; `now` is in seconds since the epoch."""
+    """Where the task is, in a sentence. `now` is in seconds since the epoch."""
     if found.held:
         return "; ".join(_held_text(each, now) for each in found.held)
     if found.letters:
@@ -245,7 +238,7 @@ def _held_text(message: Mapping[str, Any], now: float) -> str:
 
 
 def _after(event: Mapping[str, Any], workers: Sequence[str], now: float) -> str:
-    """Where a message is that no worker holds, by the last event that is known."""
+    """Where a message that no worker holds is, by its last known event."""
     name, node = event["message"], event.get("node")
     ago = duration_text(max(0.0, now - event["at"]))
     if name in WAITS:

@@ -10,15 +10,14 @@ import click
 
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
-    CONTROL_IS_OFF,
     UnavailableCommandError,
     app_of,
     ask,
-    broker_of,
+    controlled_broker_of,
     counted,
     duration,
-    is_controlled,
     json_option,
+    nobody_answered,
     say,
     show_json,
     show_table,
@@ -43,7 +42,7 @@ COLUMNS: Final = [
     "SIGKILL",
 ]
 
-#: What an end of a worker does to one message, and to several; ends in time come first.
+#: What ending a worker does to one message, and to several; runs that end in time come first.
 OUTCOMES: Final = {
     "ends in time": ("ends in time", "end in time"),
     "given back": ("is given back before it begins", "are given back before they begin"),
@@ -56,28 +55,30 @@ OUTCOMES: Final = {
 
 @click.command()
 @click.option(
-    "--long", "least", type=duration, metavar="DURATION", help="Only what runs for so long: 25s, 1h."
+    "--long", "least", type=duration, metavar="DURATION", help="Only what has run this long: 25s, 1h."
 )
 @timeout_option
 @json_option
 @click.pass_context
 def held(ctx: click.Context, least: float | None, timeout: float, *, as_json: bool) -> None:
-    """Show what workers run and hold, the longest first, and what their end would do to it now.
+    """Show what workers run and hold, the longest first, and what ending them now would do to it.
 
     The lease is how long SQS still hides the message; workers extend it. "left" counts how often SQS would
     hand it out again. Whether a run ends in time is an estimate, by its time limit and by how long the
     worker's runs took lately.
     """
     app = app_of(ctx)
-    with broker_of(app):
-        if not is_controlled(app):
-            raise UnavailableCommandError(CONTROL_IS_OFF)
+    with controlled_broker_of(app):
         answers = ask(app, "sqs_held", timeout, limit=MAX_ROWS)
     if not answers:
-        raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
+        raise UnavailableCommandError(nobody_answered(timeout))
     rows = rows_of(answers, SYSTEM_CLOCK.wall(), least)
     if as_json:
-        show_json({"held": rows, "workers": {node: _without_rows(each) for node, each in answers.items()}})
+        others = {
+            node: {name: value for name, value in answer.items() if name != "held"}
+            for node, answer in answers.items()
+        }
+        show_json({"held": rows, "workers": others})
         return
     if rows:
         show_table(COLUMNS, [_cells(each) for each in rows])
@@ -86,9 +87,9 @@ def held(ctx: click.Context, least: float | None, timeout: float, *, as_json: bo
 
 
 def rows_of(answers: Mapping[str, Any], now: float, least: float | None = None) -> list[dict[str, Any]]:
-    """The messages of all answers with their worker, and for how many seconds; the longest first.
+    """The messages in all answers, with their worker and how long they have been there; the longest first.
 
-    With `least` only what runs for so many seconds.
+    With `least`, only those that have been running for that many seconds.
     """
     rows = []
     for node, answer in answers.items():
@@ -100,25 +101,26 @@ def rows_of(answers: Mapping[str, Any], now: float, least: float | None = None) 
 
 
 def state_text(message: Mapping[str, Any]) -> str:
-    """What a worker does with a message."""
+    """What a worker is doing with a message."""
     if message["lost"]:
         return "lost"
     if message["state"] == "copying":
         return "is sent on"
     if message["state"] == "running":
         return "runs"
-    waits_for = message["waits_for"]
+    if (waits_for := message["waits_for"]) == "resume":
+        return "waits: its task is paused"
     return f"waits for its {waits_for}" if waits_for else "waits"
 
 
 def lease_left(message: Mapping[str, Any], now: float) -> float | None:
-    """For how many seconds SQS still hides a message; `None` if it is deleted."""
+    """For how many seconds SQS still hides a message; `None` if it was deleted."""
     ends = message["lease_ends"]
     return None if ends is None else max(0.0, ends - now)
 
 
 def summary(answers: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sentences: what is not shown, who cannot answer, and what a signal to every worker would do."""
+    """Sentences about what is not shown, who can't answer, and what a signal to every worker would do."""
     sentences = []
     total = sum(answer.get("messages", 0) for answer in answers.values())
     if total > len(rows):
@@ -135,10 +137,6 @@ def summary(answers: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
         ]
         sentences.append(f"{signal}: {', '.join(told)}.")
     return sentences
-
-
-def _without_rows(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in answer.items() if name != "held"}
 
 
 def _cells(row: Mapping[str, Any]) -> list[Any]:

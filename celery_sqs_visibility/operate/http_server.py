@@ -1,8 +1,8 @@
-"""HTTP server of a worker for probes and scrapers: at a Unix socket, and at a TCP port where one is set.
+"""HTTP server of a worker for probes and scrapers, on a Unix socket and, if one is set, a TCP port.
 
-One thread waits for connections and does not wake while nobody connects. Each connection has a short-lived
+One thread waits for connections, and never wakes while nobody connects. Each connection has a short-lived
 thread, so that a slow client delays nobody; above the limit the oldest is closed. Under gevent and eventlet
-both are greenlets: a blocked loop answers nobody.
+these are greenlets: if the loop is blocked, nobody is answered.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for a client to send its request, and again to take the answer.
+#: Seconds for a client to send its request, and again to read the answer.
 CLIENT_SECONDS: Final = 5.0
 
-#: Connections of one listener at a time, each of which has a thread.
+#: Simultaneous connections of one listener, each of which has a thread.
 MAX_CONNECTIONS: Final = 16
 
-#: Seconds for the thread of the oldest connection to end. In a worker that hangs it does not, and new
+#: Seconds for the thread of the oldest connection to end. If it does not, because the worker hangs, new
 #: connections are closed.
 END_SECONDS: Final = 0.5
 
@@ -48,10 +48,10 @@ JSON: Final = "application/json"
 #: Errors for lack of descriptors or memory: the connection stays in the backlog.
 TOO_MUCH_OPEN: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
-#: Pause until such a connection is accepted again.
+#: How long to pause before such a connection is accepted.
 RETRY_SECONDS: Final = 0.5
 
-#: Pause between attempts to take a port that another process has, or to bind a socket.
+#: How long to pause between attempts to take a port that another process has, or to bind a socket.
 CLAIM_SECONDS: Final = 5.0
 
 
@@ -73,16 +73,12 @@ Routes = Mapping[str, Callable[[], Response]]
 
 
 class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A listening socket. Forked children close it, or they would keep it open beyond this process.
-
-    Args:
-        listening: the socket.
-        routes: may get more paths later.
+    """A listening socket. Forked children close it; otherwise they would keep it open after this process.
 
     Attributes:
         listens: whether it listens; if not, `claim` is called until it does.
-        claimed: the log's sentence for the claim that succeeds.
-        hosts: names by which it may be asked, see `is_allowed_host`; `None`: any.
+        claimed: the log message for when `claim` succeeds.
+        hosts: host names that clients may use (`is_allowed_host`); `None` for any.
     """
 
     listens = True
@@ -91,7 +87,7 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 64
-    timeout = 0.0  # `handle_request` does not wait: the selector has
+    timeout = 0.0  # `handle_request` does not wait: the selector did
 
     def __init__(self, listening: socket.socket, routes: Routes) -> None:
         socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
@@ -99,17 +95,17 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.routes = routes
         self.stopped = threading.Event()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._open: dict[socket.socket, None] = {}  # the oldest first; changed by single operations
+        self._open: dict[socket.socket, None] = {}  # oldest first; changed atomically
 
     def claim(self) -> None:
-        """Listen from now on.
+        """Start to listen.
 
         Raises:
-            OSError: the socket cannot be bound yet.
+            OSError: the socket can't be bound yet.
         """
 
     def get_request(self) -> tuple[Any, Any]:
-        """Accept a connection. Pause for lack of descriptors, or the selector would try again at once."""
+        """Accept a connection. Pause if descriptors are lacking, or the selector would try again at once."""
         try:
             return super().get_request()
         except OSError as error:
@@ -118,7 +114,7 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own. The thread that accepts waits `END_SECONDS` for a place."""
+        """Answer in a thread of its own. The accepting thread waits `END_SECONDS` for a free place."""
         if not self._places.acquire(blocking=False):
             self._end_oldest()
             if not self._places.acquire(timeout=END_SECONDS):
@@ -127,12 +123,12 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._open[request] = None
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no more threads
+        except RuntimeError:  # too many threads
             self._leave(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and free the place."""
+        """Answer, then free the place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -149,19 +145,15 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self._places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        """Log that a client went away, or that there was no thread for it."""
+        """Log that a client has gone, or that no thread could be started for it."""
         log_safely(logger.debug, "a request over HTTP failed", exc_info=True)
 
 
 class PortListener(HTTPListener):
     """A TCP port, which `claim` takes. One thread at a time.
 
-    Args:
-        host, port: where it is to listen.
-        routes: as in `HTTPListener`.
-
     Raises:
-        OSError: there is no such host.
+        OSError: the host does not exist.
     """
 
     allow_reuse_address = True
@@ -176,9 +168,9 @@ class PortListener(HTTPListener):
         self.claimed = f"port {port} of http_address is free"
 
     def claim(self) -> None:
-        """Take the port, unless another process has it or it may not be taken."""
+        """Take the port. Raises if another process has it, or it may not be taken."""
         self.socket.close()
-        self.socket = socket.socket(self.address_family)  # unbound yet: a forked child closes what is here
+        self.socket = socket.socket(self.address_family)  # not bound yet: a forked child closes it
         if self.address_family == socket.AF_INET6:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         self.server_bind()
@@ -191,19 +183,19 @@ class _Handler(BaseHTTPRequestHandler):
     server: HTTPListener
 
     def setup(self) -> None:
-        """Read the head of the request, with one deadline for all of it."""
+        """Read the head of the request, with one deadline for the whole head."""
         super().setup()
         self.rfile = BytesIO(_head_of(self.connection))
 
     def do_GET(self) -> None:
-        self.connection.settimeout(CLIENT_SECONDS)  # of each of the two `sendall`
+        self.connection.settimeout(CLIENT_SECONDS)  # for each of the two `sendall`
         allowed, given = self.server.hosts, self.headers.get_all("Host", ())
         refused = next((h for h in given if allowed is not None and not is_allowed_host(h, allowed)), None)
         if refused is None:
             response = self._response(self.path.partition("?")[0])
         else:
             sentence = (
-                f"{refused!r} is no host of this worker: name it in the transport option http_address\n"
+                f"{refused!r} is not a host of this worker: name it in the transport option http_address\n"
             )
             response = Response(sentence, HTTPStatus.FORBIDDEN, "text/plain")
         body = response.body.encode()
@@ -225,14 +217,14 @@ class _Handler(BaseHTTPRequestHandler):
             return Response("see the worker's log\n", HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain")
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Say nothing: a probe comes every few seconds."""
+        """Log nothing: a probe comes every few seconds."""
 
 
 def _head_of(connection: socket.socket) -> bytes:
     """The head of a client's request, up to the end of its headers.
 
     Raises:
-        OSError: reading took too long, or the client went away.
+        OSError: reading took too long, or the client has gone.
     """
     until = SYSTEM_CLOCK.monotonic() + CLIENT_SECONDS
     head = b""
@@ -247,11 +239,7 @@ def _head_of(connection: socket.socket) -> bytes:
 
 
 class HTTPServer:
-    """A thread for listeners, from `start` to `stop`. Main thread.
-
-    Args:
-        listeners: those that cannot listen yet begin when they can.
-    """
+    """A thread for listeners, each of which starts as soon as it can, from `start` to `stop`. Main thread."""
 
     def __init__(self, listeners: Sequence[HTTPListener]) -> None:
         self._listeners = listeners
@@ -259,12 +247,12 @@ class HTTPServer:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Answer from now on."""
+        """Start to answer requests."""
         _started.add(self)
         self._thread = start_thread(self._serve, "sqs-http")
 
     def stop(self) -> None:
-        """Answer nobody any more. Idempotent; does not wait."""
+        """Stop answering. Idempotent; does not wait."""
         for listener in self._listeners:
             listener.stopped.set()
         self._stop.close()
@@ -287,7 +275,7 @@ class HTTPServer:
                     selector.register(claimed, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """Close everything. The thread that answers, or a forked child."""
+        """Close everything. Called by the answering thread, or by a forked child."""
         for listener in self._listeners:
             listener.server_close()
         self._stopped.close()
@@ -295,7 +283,7 @@ class HTTPServer:
 
 
 def _claims(listener: HTTPListener) -> bool:
-    """Try to listen. Returns whether it does."""
+    """Try to listen. Returns whether the listener listens now."""
     try:
         listener.claim()
     except OSError:
@@ -316,15 +304,11 @@ os.register_at_fork(after_in_child=_close_inherited)
 
 
 def is_allowed_host(header: str, allowed: Collection[str]) -> bool:
-    """Returns whether a request with this header `Host` is answered.
+    """Returns whether to answer a request with this header `Host`.
 
-    By DNS rebinding a page in a browser may point its own host name at an address of the browser's network,
-    and read the answers; the header still has the page's name. Addresses, and names that only the network's
-    own DNS knows, are allowed: Kubernetes' probes and Prometheus use them.
-
-    Args:
-        header: the value of `Host`.
-        allowed: more names.
+    By DNS rebinding a web page can point its own host name at an address in the browser's network and read
+    the answers; the header still has the page's name. Addresses, and names that only the network's own DNS
+    knows, are allowed, because Kubernetes' probes and Prometheus use them.
     """
     host = _without_port(header.strip()).rstrip(".").lower()
     if "." not in host or host.endswith(PRIVATE_ENDS) or _is_address(host):

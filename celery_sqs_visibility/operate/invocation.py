@@ -13,12 +13,14 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import zip_longest
 from types import FrameType
 from typing import Any, Final, TypeVar
 
 import click
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_sqs_visibility.aws.attempts import attempt
 from celery_sqs_visibility.errors import (
@@ -31,6 +33,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.operate.figures import parse_duration
 from celery_sqs_visibility.policy.backoff import pause
+from celery_sqs_visibility.policy.clock import sleep
 from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.control_exchanges import REMEDY
@@ -40,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 T = TypeVar("T")
 
-#: The least width of a table's column.
+#: Minimum width of a table's column.
 MIN_COLUMN_CHARACTERS: Final = 6
 
 #: Attempts at one request.
@@ -49,7 +52,7 @@ ATTEMPTS: Final = 5
 #: Errors that pass. A request without an answer may have been carried out, a throttled one was not.
 PASSING: Final = (ThrottledError, UnavailableError)
 
-#: The decorator of a command that takes `as_json`.
+#: Decorates a command that takes `as_json`.
 json_option: Callable[[F], F] = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 #: Celery's own default (celery/bin/control.py).
@@ -57,7 +60,7 @@ ANSWER_SECONDS: Final = 1.0
 
 CONTROL_IS_OFF: Final = f"remote control is off here: {REMEDY}"
 
-#: The decorator of a command that takes `timeout`.
+#: Decorates a command that takes `timeout`.
 timeout_option: Callable[[F], F] = click.option(
     "-t",
     "--timeout",
@@ -77,7 +80,7 @@ def duration(text: str) -> float:
         raise click.BadParameter(str(error)) from error
 
 
-#: The decorator of a command that takes `log_group`, and of one that takes `since`, in seconds.
+#: Decorate a command that takes `log_group`, and one that takes `since`, in seconds.
 log_group_option: Callable[[F], F] = click.option(
     "--log-group", metavar="NAME", help="CloudWatch's log group of the workers' JSON log lines."
 )
@@ -87,12 +90,12 @@ since_option: Callable[[F], F] = click.option(
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="How far back the log group is read.",
+    help="How far back to read the log group.",
 )
 
 
 class CommandError(click.ClickException):
-    """Printed as one line, with exit status 1. The statuses of its subclasses are those of sysexits.h."""
+    """Printed as one line, with exit status 1. Its subclasses have statuses of sysexits.h."""
 
     def format_message(self) -> str:
         """The message as click prints it."""
@@ -120,7 +123,7 @@ def app_of(ctx: click.Context) -> Celery:
 
 @contextmanager
 def broker_of(app: Celery) -> Iterator[BrokerContext]:
-    """The app's broker, while a command uses it.
+    """Open the app's broker for a command.
 
     Raises:
         CommandError: the app is not on this transport, its options are wrong, or SQS refuses.
@@ -144,7 +147,7 @@ def _how_to_switch(transport: object) -> str:
 
 @contextmanager
 def errors_as_sentences() -> Iterator[None]:
-    """Errors of this package as a line and an exit status of the command."""
+    """Print errors of this package as a line, and end the command with their exit status."""
     try:
         yield
     except click.ClickException:
@@ -159,8 +162,21 @@ def errors_as_sentences() -> Iterator[None]:
         raise CommandError(str(error)) from error
 
 
+@contextmanager
+def controlled_broker_of(app: Celery) -> Iterator[BrokerContext]:
+    """Open the app's broker, for a command that asks the workers.
+
+    Raises:
+        UnavailableCommandError: remote control is off.
+    """
+    with broker_of(app) as context:
+        if not is_controlled(app):
+            raise UnavailableCommandError(CONTROL_IS_OFF)
+        yield context
+
+
 def is_controlled(app: Celery) -> bool:
-    """Returns whether workers with this app's settings listen to remote control. Makes no request."""
+    """Returns whether workers with this app's settings take commands. Makes no request."""
     with app.connection_for_read() as connection:
         enabled = bool(app.conf.worker_enable_remote_control)
         return enabled and bool(connection.supports_exchange_type("fanout"))
@@ -169,7 +185,7 @@ def is_controlled(app: Celery) -> bool:
 def ask(
     app: Celery, command: str, timeout: float, nodes: Sequence[str] = (), **arguments: Any
 ) -> dict[str, Any]:
-    """Send a command to all workers, or to those nodes. Returns the answers that come in time, by node."""
+    """Send a command to all workers, or to these nodes. Returns the answers that come in time, by node."""
     replies: list[dict[str, Any]] = (
         app.control.broadcast(
             command, arguments=arguments, destination=list(nodes) or None, reply=True, timeout=timeout
@@ -179,8 +195,26 @@ def ask(
     return dict(sorted((node, answer) for reply in replies for node, answer in reply.items()))
 
 
+def ask_or_say(
+    app: Celery, command: str, timeout: float, nodes: Sequence[str] = (), **arguments: Any
+) -> tuple[dict[str, Any] | None, str]:
+    """Call `ask`. Returns the answers, `None` if that is impossible, and a sentence if any are missing."""
+    if not is_controlled(app):
+        return None, f"the workers are not asked: {CONTROL_IS_OFF}"
+    try:
+        answers = ask(app, command, timeout, nodes, **arguments)
+    except (SQSVisibilityError, OperationalError, OSError) as error:
+        return None, f"the workers cannot be asked: {error}"
+    return answers, "" if answers else nobody_answered(timeout)
+
+
+def nobody_answered(timeout: float) -> str:
+    """A sentence that says that no worker answered."""
+    return f"no worker answered within {timeout:g} s"
+
+
 def own_command() -> str:
-    """The beginning of a command to paste: `celery sqs`, with the `-A` of this command."""
+    """The beginning of a command to paste: `celery sqs`, with this command's `-A`."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-A", "--app")
     app = parser.parse_known_args(sys.argv[1:])[0].app
@@ -188,12 +222,12 @@ def own_command() -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is 1."""
+    """A number with its noun, which is in the plural unless the number is 1."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> None:
-    """Print a text without control characters, with a style of click."""
+    """Print a text without control characters, in a style of click."""
     shown = printable_lines(text)
     encoding = _encoding(err=err)
     shown = shown.encode(encoding, "backslashreplace").decode(encoding)
@@ -202,7 +236,7 @@ def say(text: str = "", *, err: bool = False, nl: bool = True, **style: Any) -> 
 
 def show_json(value: Any) -> None:
     """Print a value as indented JSON; values of other types as text."""
-    plain = not _encoding(err=False).lower().startswith("utf")  # what it lacks is escaped
+    plain = not _encoding(err=False).lower().startswith("utf")  # escape what it can't show
     click.echo(printable_json(json.dumps(value, indent=2, default=str, ensure_ascii=plain)))
 
 
@@ -211,16 +245,42 @@ def _encoding(*, err: bool) -> str:
     return getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Column names, and a list of cells for each row; `None` is unknown."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        """The rows as text."""
+        return [["-" if cell is None else printable(str(cell)) for cell in row] for row in self.rows]
+
+    @property
+    def numeric(self) -> list[bool]:
+        """For each column, whether it has only numbers."""
+        places = range(len(self.columns))
+        return [all(isinstance(row[place], int | float | None) for row in self.rows) for place in places]
+
+    @property
+    def widths(self) -> list[int]:
+        """For each column, the length of its longest cell."""
+        return [max(map(len, column)) for column in zip(self.columns, *self.texts, strict=True)]
+
+    @property
+    def width(self) -> int:
+        """The length of a line."""
+        return sum(self.widths) + 2 * (len(self.columns) - 1)
+
+
 def show_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print a table, with numbers aligned to the right. On a terminal cells are wrapped to its width."""
-    texts = [columns, *([_text(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[number]) for row in texts) for number in range(len(columns))]
-    numeric = [
-        all(isinstance(row[number], int | float | None) for row in rows) for number in range(len(columns))
-    ]
+    """Print a table, with numbers aligned to the right. On a terminal, cells are wrapped to fit."""
+    table = Table(columns, rows)
+    numeric, widths = table.numeric, table.widths
     if sys.stdout.isatty():
         widths = _fitted(widths, shutil.get_terminal_size().columns)
-    for row in texts:
+    for row in [columns, *table.texts]:
         broken = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
         for line in zip_longest(*broken, fillvalue=""):
             cells = [
@@ -238,19 +298,13 @@ def _fitted(widths: list[int], room: int) -> list[int]:
     return fitted
 
 
-def _text(cell: Any) -> str:
-    return "-" if cell is None else printable(str(cell))
-
-
 def with_retries(request: Callable[[], T], errors: tuple[type[SQSError], ...] = (ThrottledError,)) -> T:
-    """Make a request, and repeat it while SQS throttles it. The command's thread.
+    """Make a request, and repeat it after these errors. The command's thread.
 
-    Args:
-        request: makes the request.
-        errors: repeat it after these. `PASSING` is for requests that may be carried out twice.
+    `PASSING` is for requests that may be carried out twice.
 
     Raises:
-        SQSError: another error, or the last attempt's.
+        SQSError: another error, or that of the last attempt.
     """
     return attempt(request, errors, map(pause, range(1, ATTEMPTS)))
 
@@ -260,7 +314,7 @@ def end_with_parent(parent: int, end: Callable[[], None]) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            threading.Event().wait(1.0)
+            sleep(1.0)
         end()
 
     threading.Thread(target=watch, name="sqs-parent", daemon=True).start()

@@ -21,10 +21,10 @@ from celery_sqs_visibility.operate.invocation import (
 
 HOST: Final = "127.0.0.1"
 
-#: Seconds until the server has to answer: moto imports a service when it is first asked for.
+#: Seconds until the server must answer: moto imports a service when it is first asked for.
 START_SECONDS: Final = 30
 
-#: Beside the endpoint; moto takes any credentials.
+#: Settings besides the endpoint; moto accepts any credentials.
 ENVIRONMENT: Final = {
     "AWS_ACCESS_KEY_ID": "local",
     "AWS_SECRET_ACCESS_KEY": "local",
@@ -38,7 +38,7 @@ ENVIRONMENT: Final = {
     type=click.IntRange(0, 65535),
     default=9324,  # ElasticMQ's, which its users have in their settings
     show_default=True,
-    help="0: any that is free.",
+    help="0 picks a free port.",
 )
 @click.option("--with-parent", type=int, hidden=True, help="End after this parent process.")
 @json_option
@@ -62,9 +62,7 @@ def _show(url: str, *, as_json: bool) -> None:
     else:
         click.echo(f"SQS listens at {url} until Ctrl-C, and forgets everything then. In other terminals:\n")
         click.echo("export " + " ".join(f"{name}={value}" for name, value in environment.items()))
-        click.echo(
-            "\nWorkers that ran with one before this need their queues anew: celery -A ... sqs queues create"
-        )
+        click.echo("\nWorkers that used an earlier one need new queues: celery -A ... sqs queues create")
 
 
 @contextmanager
@@ -79,7 +77,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _serving(listener: socket.socket) -> Iterator[str]:
-    """Serve in a thread. Yields the URL once SQS has answered there."""
+    """Serve in a thread. Yields the URL once SQS answers there."""
     try:
         from moto.moto_server.werkzeug_app import (  # noqa: PLC0415 - an extra
             DomainDispatcherApplication,
@@ -114,12 +112,12 @@ def _serving(listener: socket.socket) -> Iterator[str]:
 
 
 def _ask(host: str, port: int) -> None:
-    """Ask the server for ListQueues."""
+    """Check that the server answers ListQueues."""
     with closing(http.client.HTTPConnection(host, port, timeout=START_SECONDS)) as connection:
         headers = {
             "X-Amz-Target": "AmazonSQS.ListQueues",
             "Content-Type": "application/x-amz-json-1.0",
-            # By which moto knows service and region.
+            # Tells moto the service and the region.
             "Authorization": "AWS4-HMAC-SHA256 Credential=local/20200101/us-east-1/sqs/aws4_request",
         }
         connection.request("POST", "/", b"{}", headers)

@@ -33,7 +33,7 @@ from celery_sqs_visibility.transport.task_message import task_payload
 @click.argument("task")
 @click.option("--args", "args_text", metavar="JSON", default="[]", help="Arguments: a JSON list.")
 @click.option("--kwargs", "kwargs_text", metavar="JSON", default="{}", help="Keyword arguments: an object.")
-@click.option("--countdown", type=duration, help="Run it no sooner than in so long: 90s, 10m, 2h.")
+@click.option("--countdown", type=duration, help="Run it after this time at the earliest: 90s, 10m, 2h.")
 @click.option("--queue", help="Celery's name of the queue; otherwise the task's own.")
 @click.option("--base64", "in_base64", is_flag=True, help="Encode the body, as Celery's producers do.")
 @json_option
@@ -85,10 +85,10 @@ def _parsed(option: str, text: str, kind: type) -> Any:
 
 
 def _check_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
-    """Refuse what `delay()` would refuse.
+    """Refuse a call that `delay()` would refuse.
 
     Raises:
-        CommandError: no such task, or other arguments.
+        CommandError: there is no such task, or it takes other arguments.
     """
     task = app.tasks.get(name)
     if task is None:
@@ -109,7 +109,7 @@ def _body(name: str, args: list[Any], kwargs: dict[str, Any], queue: str, countd
 
 
 def _parameters(queue: str, countdown: float | None) -> dict[str, Any]:
-    """Parameters of SendMessage beside the body. A worker waits by the ETA where a delay is too short."""
+    """Parameters of SendMessage besides the body. If the delay is too short, a worker waits for the ETA."""
     if queue.endswith(FIFO_SUFFIX):
         return {"MessageGroupId": DEFAULT_GROUP, "MessageDeduplicationId": str(uuid.uuid4())}
     return {"DelaySeconds": min(int(countdown), DELAY_SECONDS)} if countdown else {}

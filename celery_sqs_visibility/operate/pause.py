@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import click
-from celery import Celery
 
 from celery_sqs_visibility.aws.kept_pauses import end_kept_pause, keep_pause
 from celery_sqs_visibility.delivery.receive.pauses import LOOK_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistError
 from celery_sqs_visibility.operate.figures import UNIT_SECONDS, duration_text, usd_of
 from celery_sqs_visibility.operate.invocation import (
-    CONTROL_IS_OFF,
     PASSING,
     CommandError,
     NotPermittedError,
     UnavailableCommandError,
     app_of,
     ask,
-    broker_of,
+    controlled_broker_of,
     duration,
-    is_controlled,
     json_option,
+    nobody_answered,
     say,
     show_json,
     timeout_option,
@@ -34,16 +31,16 @@ from celery_sqs_visibility.operate.invocation import (
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
-from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-#: Requests for a look at a message: it is received, sent as a copy and deleted, perhaps with nine others.
+#: Requests for each check of a waiting message: it is received, sent as a copy and deleted, perhaps with nine
+#: others.
 REQUESTS_A_LOOK: Final = 3
 
 _USD_A_DAY: Final = usd_of(1000 * UNIT_SECONDS["d"] / LOOK_SECONDS * REQUESTS_A_LOOK, "")
 
 COST_OF_A_PAUSED_TASK: Final = (
-    f"Its messages come back every {LOOK_SECONDS} s to be looked at: 1,000 that wait cost "
-    f"USD {_USD_A_DAY / BATCH_ENTRIES:.2f} to {_USD_A_DAY:.2f} a day. No look is an attempt."
+    f"Its messages come back every {LOOK_SECONDS} s to be checked: 1,000 of them cost "
+    f"USD {_USD_A_DAY / BATCH_ENTRIES:.2f} to {_USD_A_DAY:.2f} a day. Checks are not attempts."
 )
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -105,18 +102,17 @@ def pause(
     With --task each message of the task waits as a copy in SQS, which costs no attempt, and is looked at once
     a minute. In a FIFO queue the worker holds it.
     """
-    paused = _Paused.of(queue, task)
+    paused = _named(queue, task)
     if keep and (nodes or task):
         raise click.UsageError("--keep pauses a queue for all workers: leave out --task and --destination")
     app = app_of(ctx)
-    with _controlled(app) as broker:
-        if keep:  # first: a worker that starts now reads the tag, or gets the command
+    with controlled_broker_of(app) as broker:
+        if keep:  # first, because a worker that starts now gets either the tag or the command
             until = math.inf if seconds is None else SYSTEM_CLOCK.wall() + seconds
-            with_retries(lambda: keep_pause(broker.queues.find(paused.name), until), PASSING)
+            with_retries(lambda: keep_pause(broker.queues.find(paused["queue"]), until), PASSING)
         kept = {"kept": keep} if queue else {}
-        answers = paused.ask(
-            app, "sqs_pause_task" if task else "sqs_pause", timeout, nodes, seconds=seconds, **kept
-        )
+        command = "sqs_pause_task" if task else "sqs_pause"
+        answers = ask(app, command, timeout, nodes, **paused, seconds=seconds, **kept)
     _show(paused, answers, _paused, timeout, kept=keep, as_json=as_json)
     if as_json:
         return
@@ -142,21 +138,22 @@ def resume(
     *,
     as_json: bool,
 ) -> None:
-    """Let workers poll QUEUE, or run a task, again. Harmless where it is not paused.
+    """Let workers poll QUEUE, or run a task, again. No effect if it is not paused.
 
     Workers that start poll the queue, too, but with --destination a kept pause goes on for these.
     """
-    paused = _Paused.of(queue, task)
+    paused = _named(queue, task)
     app, kept, denied = app_of(ctx), False, None
-    with _controlled(app) as broker:
+    with controlled_broker_of(app) as broker:
         try:
             if queue and not nodes:
                 kept = with_retries(lambda: end_kept_pause(broker.queues.find(queue)), PASSING)
         except QueueDoesNotExistError:
-            pass  # the workers' answers name those that they consume
+            pass  # the workers' answers say which queues they consume
         except AccessDeniedError as error:
             denied = error
-        answers = paused.ask(app, "sqs_resume_task" if task else "sqs_resume", timeout, nodes)
+        command = "sqs_resume_task" if task else "sqs_resume"
+        answers = ask(app, command, timeout, nodes, **paused)
     if answers or denied is None:
         _show(paused, answers, _resumed, timeout, kept=kept, as_json=as_json)
     if denied is not None:
@@ -166,47 +163,29 @@ def resume(
         say("Workers that start from now on are not paused.")
 
 
-class _Paused(NamedTuple):
-    """What is paused or resumed: a queue or a task, by its name."""
-
-    kind: Literal["queue", "task"]
-    name: str
-
-    @classmethod
-    def of(cls, queue: str | None, task: str | None) -> _Paused:
-        if bool(queue) == bool(task):
-            raise click.UsageError("name a queue, or a task with --task NAME")
-        return cls("queue", queue) if queue else cls("task", task or "")
-
-    def ask(
-        self, app: Celery, command: str, timeout: float, nodes: tuple[str, ...], **arguments: Any
-    ) -> dict[str, Any]:
-        return ask(app, command, timeout, nodes, **{self.kind: self.name}, **arguments)
+def _named(queue: str | None, task: str | None) -> dict[str, str]:
+    """The queue or task, as an argument of the workers' commands."""
+    if bool(queue) == bool(task):
+        raise click.UsageError("name a queue, or a task with --task NAME")
+    return {"queue": queue} if queue else {"task": task or ""}
 
 
-@contextmanager
-def _controlled(app: Celery) -> Iterator[BrokerContext]:
-    with broker_of(app) as broker:
-        if not is_controlled(app):
-            raise UnavailableCommandError(CONTROL_IS_OFF)
-        yield broker
-
-
-def _refusal(paused: _Paused, answers: Mapping[str, Any]) -> str:
-    if paused.kind == "task" and all("task" in answer for answer in answers.values()):
-        return f"no worker that answered has task {paused.name!r}"
-    queues = sorted({name for answer in answers.values() for name in answer.get("queues", ())})
+def _refusal(paused: Mapping[str, str], answers: Mapping[str, Any]) -> str:
+    (name,) = paused.values()
+    if "task" in paused and all("task" in answer for answer in answers.values()):
+        return f"no worker that answered has task {name!r}"
+    queues = sorted({each for answer in answers.values() for each in answer.get("queues", ())})
     if not all(answer.get("queues") for answer in answers.values()):
         return "; ".join(f"{node}: {answer['error']}" for node, answer in answers.items())
-    (nearest,) = difflib.get_close_matches(paused.name, queues, n=1, cutoff=0.0)
+    (nearest,) = difflib.get_close_matches(name, queues, n=1, cutoff=0.0)
     return (
-        f"no worker that answered consumes queue {paused.name!r}; they consume "
+        f"no worker that answered consumes queue {name!r}; they consume "
         f"{', '.join(map(repr, queues))}. The nearest is {nearest!r}."
     )
 
 
 def _show(
-    paused: _Paused,
+    paused: Mapping[str, str],
     answers: Mapping[str, Any],
     sentence: Callable[[Mapping[str, Any]], str],
     timeout: float,
@@ -220,17 +199,17 @@ def _show(
         CommandError: there are none, and no tag was changed, so nothing was done.
     """
     if not kept and not answers:
-        raise UnavailableCommandError(f"no worker answered within {timeout:g} s")
+        raise UnavailableCommandError(nobody_answered(timeout))
     if not kept and all("error" in answer for answer in answers.values()):
         raise CommandError(_refusal(paused, answers))
     if as_json:
-        of_queue = {"kept": kept} if paused.kind == "queue" else {}
-        show_json({paused.kind: paused.name, **of_queue, "workers": answers})
+        of_queue = {"kept": kept} if "queue" in paused else {}
+        show_json({**paused, **of_queue, "workers": answers})
         return
     for node, answer in answers.items():
         if "error" not in answer:
             say(f"{node}: {sentence(answer['ok'])}")
-        elif not answer.keys() & {"queues", "task"}:  # else it is not concerned
+        elif not answer.keys() & {"queues", "task"}:  # otherwise the worker is not concerned
             say(f"{node}: not done: {answer['error']}")
 
 

@@ -25,31 +25,25 @@ LIST_TAGS: Final = "sqs:ListQueueTags"
 GENERATE_DATA_KEY: Final = "kms:GenerateDataKey"
 DECRYPT: Final = "kms:Decrypt"
 
-#: Nobody's role: for people who make such requests by hand.
+#: The role of nobody: for people who make such requests by hand.
 BY_HAND: Final[frozenset[str]] = frozenset()
 
-#: A worker's own queue for broadcasts: its name is made up at each start.
+#: A worker's own queue for broadcasts, which gets a new name at each start.
 BROADCASTS: Final = "bcast-*"
 
 
-#: With dead letters: to look at one is to receive it, and to show it again at once.
-HANDLE: Final = (
-    "sqs:GetQueueUrl",
-    GET_ATTRIBUTES,
-    RECEIVE,
-    CHANGE_VISIBILITY,
-    DELETE,
-)
+#: For dead letters: looking at one means receiving it and making it visible again.
+HANDLE: Final = ("sqs:GetQueueUrl", GET_ATTRIBUTES, RECEIVE, CHANGE_VISIBILITY, DELETE)
 
 
 class Statement(NamedTuple):
-    """Permissions that go together, as one statement.
+    """Permissions that belong together, as one statement.
 
     Attributes:
-        sid: of the statement in a policy document.
+        sid: the statement's id in a policy document.
         actions: the permissions.
-        on: the thing that they are for, as docs/permissions.md names it.
-        kind: the things of an app, in `Resources`; none of that kind, no statement.
+        on: what they apply to, as docs/permissions.md names it.
+        kind: the kind of the app's resources, in `Resources`; if there are none, there is no statement.
         roles: the processes that need them.
     """
 
@@ -61,13 +55,7 @@ class Statement(NamedTuple):
 
 
 PERMISSIONS: Final = (
-    Statement(
-        "Consume",
-        (RECEIVE, DELETE, CHANGE_VISIBILITY, GET_ATTRIBUTES),
-        "the queue",
-        "queues",
-        WORKER,
-    ),
+    Statement("Consume", (RECEIVE, DELETE, CHANGE_VISIBILITY, GET_ATTRIBUTES), "the queue", "queues", WORKER),
     Statement("Publish", (SEND,), "the queue", "queues", PRODUCER),
     Statement("SendOn", (SEND,), "the worker's own queue", "queues", WORKER),
     Statement("FindQueues", ("sqs:GetQueueUrl",), "the queue", "queues_without_url", BOTH | OPERATOR),
@@ -133,11 +121,7 @@ PERMISSIONS: Final = (
         WORKER,
     ),
     Statement(
-        "OwnQueues",
-        ("sqs:CreateQueue", "sqs:DeleteQueue"),
-        "`bcast-*`, subscriptions",
-        "broadcasts",
-        WORKER,
+        "OwnQueues", ("sqs:CreateQueue", "sqs:DeleteQueue"), "`bcast-*`, subscriptions", "broadcasts", WORKER
     ),
     Statement("EndSubscriptions", ("sns:Unsubscribe",), "`bcast-*`, subscriptions", "subscriptions", WORKER),
     Statement("Sweep", ("sns:ListSubscriptionsByTopic",), "the topic, `bcast-*`", "topics", WORKER),
@@ -151,13 +135,7 @@ PERMISSIONS: Final = (
     ),
     Statement(
         "ControlQueues",
-        (
-            "sqs:CreateQueue",
-            "sqs:TagQueue",
-            "sqs:DeleteQueue",
-            SEND,
-            RECEIVE,
-        ),
+        ("sqs:CreateQueue", "sqs:TagQueue", "sqs:DeleteQueue", SEND, RECEIVE),
         "`celery-control-*`",
         "control_queues",
         WORKER | OPERATOR,
@@ -188,13 +166,7 @@ PERMISSIONS: Final = (
     ),
     Statement(
         "CreatePlannedQueues",
-        (
-            "sqs:GetQueueUrl",
-            GET_ATTRIBUTES,
-            "sqs:CreateQueue",
-            "sqs:TagQueue",
-            "sqs:SetQueueAttributes",
-        ),
+        ("sqs:GetQueueUrl", GET_ATTRIBUTES, "sqs:CreateQueue", "sqs:TagQueue", "sqs:SetQueueAttributes"),
         "the queue",
         "planned",
         OPERATOR,
@@ -222,14 +194,14 @@ PERMISSIONS: Final = (
 #: ARNs by `Statement.kind`.
 Resources = Mapping[str, Iterable[str]]
 
-#: The end of the ARN for a key that is named by an alias: IAM knows no aliases as resources.
+#: The end of the ARN of a key that is named by an alias: IAM does not accept aliases as resources.
 _ANY_KEY: Final = ":key/*"
 
 
 def policy_document(role: Role, resources: Resources, aliases: Iterable[str] = ()) -> dict[str, Any]:
-    """The least permissions of that role, as IAM reads them.
+    """The minimum permissions of a role, as a document for IAM.
 
-    `aliases` are the names of the keys whose ARN is not known: statements on any key are for these alone.
+    `aliases` names keys whose ARN is unknown: statements about any key are limited to these.
     """
     statements: list[dict[str, Any]] = []
     for permission in PERMISSIONS:

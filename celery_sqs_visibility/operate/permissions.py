@@ -1,4 +1,4 @@
-"""`celery -A proj sqs permissions`: a policy document for IAM, and the ARNs of an app for it."""
+"""`celery -A proj sqs permissions`: a policy document for IAM, with the ARNs of an app."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.routing import use_here
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 
-#: Stands for an account that is not known: IAM takes it, and so does a reader.
+#: Stands for an unknown account, in a form that both IAM and people understand.
 ANY: Final = "*"
 
 ATTRIBUTES: Final = (REDRIVE_POLICY, KEY)
@@ -42,11 +42,11 @@ class AppResources:
 
     Attributes:
         arns: by kind.
-        aliases: of KMS keys whose ARN is not known.
-        notes: a sentence for each thing that is not known, and for permissions of other credentials.
+        aliases: of KMS keys whose ARN is unknown.
+        notes: sentences about what is unknown, and about permissions of other credentials.
         planned: the planned queues by their ARNs.
 
-    With `plans` the queues are as planned, and no request is made.
+    With `plans` the queues are taken from the plans, and no request is made.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AppResources:
         self._region = self._account = ""
 
     def add(self, names: Iterable[str]) -> None:
-        """Look at the queues of these names, and at what the options name. Makes requests.
+        """Inspect the queues of these names, and what the options name. Makes requests.
 
         Raises:
             SQSError: the settings are wrong.
@@ -105,7 +105,7 @@ class AppResources:
             self._add_role(predefined.sts_role_arn, f"on queue {name!r}")
 
     def _look_at(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
-        """A queue's ARN and attributes, as planned or as far as SQS lets us see them."""
+        """A queue's ARN and attributes, as planned, or as far as SQS shows them."""
         if self._plans is not None:
             return self._as_planned(name, predefined)
         queues = self._broker.queues
@@ -152,7 +152,7 @@ class AppResources:
                 self.arns["tagged"].append(arn)
 
     def _add_created_letters(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Add the dead-letter queue that a queue is created with, unless it exists with another one."""
+        """Add the dead-letter queue that a queue is created with, unless it exists and has another one."""
         if not self._create or REDRIVE_POLICY in attributes:
             return
         for letters in plan_queues([name], self._options, {})[:-1]:
@@ -176,7 +176,7 @@ class AppResources:
         )
 
     def _add_key_of_letters(self, name: str, arn: str) -> None:
-        """Add the key of the dead-letter queue that a redrive policy names: sending there needs it."""
+        """Add the key of the dead-letter queue in a redrive policy, which sending there needs."""
         if self._plans is not None:
             if plan := self.planned.get(arn):
                 self._add_key(arn, key_in(plan.attributes))
@@ -187,7 +187,7 @@ class AppResources:
             letters = dead_letter_queue(self._broker, self._broker.queues.find(name))
             attributes = letters.sqs.queue_attributes(letters.url, [KEY]) if letters is not None else {}
         except QueueDoesNotExistError:
-            return  # so it has no key; `sqs doctor` tells
+            return  # no key: `sqs doctor` reports it
         except SQSError as error:
             self.notes.append(f"the KMS key of dead-letter queue {arn}, if it has one, is not known: {error}")
             return
@@ -217,7 +217,7 @@ class AppResources:
             self._add_topics()
         if options.remote_control:
             self.arns["control_queues"].append(self._arn("sqs", f"{options.whole_control_prefix}*"))
-            self.arns["lists"].append(ANY)  # SQS knows no prefix there
+            self.arns["lists"].append(ANY)  # ListQueues has no resources
             self.arns["paused"] += self.arns["queues"]
             if self._app.conf.task_send_sent_event:
                 monitors = exchange_prefix(options.whole_control_prefix, self._app.conf.event_exchange)
@@ -225,7 +225,7 @@ class AppResources:
                 self.arns["monitor_lists"].append(ANY)
 
     def _add_for_commands(self, names: list[str]) -> None:
-        """Add the ARNs that metrics are sampled from, and those that the commands read and create."""
+        """Add the ARNs that metrics sample, and those that the commands read and create."""
         options = self._options
         self.arns["ages"].append(ANY)
         if options.has_metrics:
@@ -263,11 +263,6 @@ def _bound(queue: Any) -> list[Any]:
     return [binding.exchange for binding in getattr(queue, "bindings", ())]
 
 
-def names_of(app: Celery, broker: BrokerContext, chosen: Iterable[str]) -> list[str]:
-    """Celery's names of the chosen queues, or of all if none is chosen."""
-    return list(dict.fromkeys(chosen)) or queue_names(app, broker.options)
-
-
 @click.command()
 @click.argument("role", type=click.Choice(get_args(Role)))
 @click.option("--queue", "-Q", "queues", multiple=True, metavar="QUEUE", help="This queue; all by default.")
@@ -290,7 +285,7 @@ def permissions(ctx: click.Context, role: Role, queues: tuple[str, ...], create:
     app = app_of(ctx)
     with broker_of(app) as broker:
         found = AppResources(app, broker, create=create)
-        found.add(names_of(app, broker, queues))
+        found.add(dict.fromkeys(queues) or queue_names(app, broker.options))
     document = policy_document(role, found.arns, found.aliases)
     if as_json:
         show_json({"document": document, "notes": found.notes})

@@ -1,4 +1,4 @@
-"""`celery -A proj sqs queues create`: missing queues created, others compared, or all as templates."""
+"""`celery -A proj sqs queues create`: creates missing queues and compares others, or prints templates."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from celery_sqs_visibility.policy.queue_names import ARN, FIFO, REDRIVE_POLICY, 
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
-#: Those whose policies a template has.
+#: The roles whose policies a template has.
 ROLES: Final[tuple[Role, ...]] = ("worker", "producer")
 
-#: Most characters of a managed policy, without white space (IAM and AWS STS quotas, IAM User Guide).
+#: Maximum length of a managed policy, without white space (IAM and AWS STS quotas, IAM User Guide).
 POLICY_CHARACTERS: Final = 6144
 
 ACCOUNT_DIGITS: Final = 12
@@ -55,7 +55,7 @@ class QueueResult:
         queue: SQS's name.
         state: missing, created, as planned, different or updated.
         attributes: those that were set, or would be.
-        now: the present values of those that differ.
+        now: current values of those that differ.
     """
 
     queue: str
@@ -65,15 +65,14 @@ class QueueResult:
 
 
 class Creation:
-    """Creates the planned queues that are missing, and compares the others. One thread.
+    """Creates planned queues that are missing, and compares the others. One thread.
 
     Args:
-        sqs: where the queues are.
         dry_run: change nothing.
-        update: set the attributes that differ in queues that exist.
+        update: set attributes that differ in existing queues.
 
     Attributes:
-        created: the plans of the queues that it has created so far.
+        created: the plans of queues that were created so far.
     """
 
     def __init__(self, sqs: SQS, *, dry_run: bool = False, update: bool = False) -> None:
@@ -125,7 +124,7 @@ class Creation:
         return QueueResult(plan.sqs_name, "created", attributes)
 
     def _redrive(self, plan: QueuePlan, present: Mapping[str, str]) -> dict[str, str]:
-        """The planned redrive policy. A queue keeps its own dead-letter queue, and a larger count."""
+        """The redrive policy to set. A queue keeps its own dead-letter queue, and a larger count."""
         if plan.dead_letters is None or plan.max_receive_count is None:
             return {}
         arn, receives = self._arns.get(plan.dead_letters, plan.dead_letters), plan.max_receive_count
@@ -137,7 +136,7 @@ class Creation:
 def _without_other_letters(
     plans: Iterable[QueuePlan], present: Mapping[str, Mapping[str, str] | None]
 ) -> list[QueuePlan]:
-    """The plans without dead-letter queues whose queues have others."""
+    """The plans, less dead-letter queues whose queues have other ones."""
     plans = list(plans)
     needed = set()
     for plan in plans:
@@ -149,7 +148,7 @@ def _without_other_letters(
 
 
 def same(name: str, present: str | None, wanted: str) -> bool:
-    """Returns whether two values of an attribute are equal, as SQS may write them."""
+    """Returns whether two values of an attribute are equal, in any form in which SQS may write them."""
     if present is None or present == wanted:
         return present == wanted
     if name == REDRIVE_POLICY:
@@ -170,14 +169,14 @@ FORMATS: Final[dict[str, Callable[[Stack], str]]] = {
 }
 
 
-@click.group(short_help="Make the queues of the app.")
+@click.group(short_help="Create the queues of the app.")
 def queues() -> None:
-    """Make the queues of the app, or print them for CloudFormation and Terraform."""
+    """Create the queues of the app, or print them for CloudFormation and Terraform."""
 
 
 @queues.command("create")
 @click.argument("names", metavar="[QUEUE]...", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Tell what would be created, and create nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be created, without creating it.")
 @click.option("--update", is_flag=True, help="Change what differs in queues that exist.")
 @click.option(
     "--format",
@@ -203,7 +202,7 @@ def create_queues(
     differences are told (exit status 1), unless --update is given.
     """
     if as_json and template == "terraform":
-        raise click.UsageError("Terraform's configuration is no JSON: leave out --json")
+        raise click.UsageError("Terraform's configuration is not JSON: leave out --json")
     app = app_of(ctx)
     with broker_of(app) as context:
         wanted = list(names) or queue_names(app, context.options)
@@ -225,13 +224,13 @@ def create_queues(
     if any(result.state == "different" for result in results):
         operands = ["--", *names] if any(name.startswith("-") for name in names) else names
         command = shlex.join([*shlex.split(own_command()), "queues", "create", "--update", *operands])
-        raise CommandError(f"some queues differ from the plan, and are left so. To change them: {command}")
+        raise CommandError(f"some queues differ from the plan and are unchanged. To change them: {command}")
 
 
 def _stack(
     app: Celery, broker: BrokerContext, names: list[str], plans: list[QueuePlan]
 ) -> tuple[Stack, list[str]]:
-    """The contents of a template, and what is to be noted of its policies."""
+    """The contents of a template, and notes about its policies."""
     found = AppResources(app, broker, create=False, plans=plans)
     found.add(names)
     policies = {str(role): policy_document(role, found.arns, found.aliases) for role in ROLES}
@@ -246,7 +245,7 @@ def _stack(
 
 
 def _characters(document: Mapping[str, Any]) -> int:
-    """The length of a policy, once its accounts are known."""
+    """The length of a policy, once its accounts are filled in."""
     text = json.dumps(document, separators=(",", ":"))
     return len(text) + text.count(f":{ANY}:") * (ACCOUNT_DIGITS - len(ANY))
 

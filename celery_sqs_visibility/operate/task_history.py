@@ -1,4 +1,4 @@
-"""What happened to a task, from workers' answers and from lines of JSON logs. Both have the same fields."""
+"""What happened to a task, from workers' answers and from JSON log lines, which have the same fields."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.event_log import MESSAGE_OF, MESSAGES
 from celery_sqs_visibility.operate.figures import duration_text
 
-#: Too many to be read, and without news.
+#: Events that are too frequent to be shown, and say nothing new.
 LEFT_OUT: Final = frozenset({MESSAGE_OF[events.Extended]})
 
-#: A word each; the others are sentences already.
+#: Sentences that are shortened to a word or two.
 TOLD: Final = {
     MESSAGE_OF[events.Parked]: "parked",
     MESSAGE_OF[events.Renewed]: "waits as a copy",
@@ -28,7 +28,7 @@ def of_answers(answers: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def fields_of_line(line: str) -> dict[str, Any] | None:
-    """The fields of a line of a JSON log, and `at` in seconds since the epoch; `None` of another line."""
+    """The fields of a JSON log line, and `at` in seconds since the epoch; `None` for any other line."""
     try:
         fields = json.loads(line)
         return {"at": datetime.fromisoformat(fields["timestamp"]).timestamp(), **fields}
@@ -37,12 +37,12 @@ def fields_of_line(line: str) -> dict[str, Any] | None:
 
 
 def is_event(fields: Mapping[str, Any]) -> bool:
-    """Whether a line tells of an event of a message."""
+    """Whether a line is about an event of a message."""
     return fields.get("message") in MESSAGES and bool(fields.get("message_id"))
 
 
 def of_lines(lines: Iterable[str], task_id: str) -> list[dict[str, Any]]:
-    """The events of a task in lines of JSON. Lines of another form or task are passed over."""
+    """The events of a task in JSON lines. Other lines are skipped."""
     found = (fields_of_line(line) for line in lines if task_id in line)
     return [
         each
@@ -52,7 +52,7 @@ def of_lines(lines: Iterable[str], task_id: str) -> list[dict[str, Any]]:
 
 
 def merged(*histories: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All events, oldest first, each once, though a worker and its log both tell of it."""
+    """All events, oldest first, without duplicates from a worker and its log."""
     kept: dict[tuple[Any, ...], dict[str, Any]] = {}
     for each in (event for history in histories for event in history):
         names = ("node", "message", "message_id", "receive_count", "attempt")
@@ -61,13 +61,15 @@ def merged(*histories: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def event_text(event: Mapping[str, Any]) -> str:
-    """An event as a line for people, its time in UTC."""
+    """An event as a line of text, with its time in UTC."""
     at = f"{datetime.fromtimestamp(event['at'], UTC):%Y-%m-%dT%H:%M:%SZ}"
     facts = []
     if event.get("attempt") is not None:
         facts.append(f"attempt {event['attempt']}")
     if event.get("seconds") is not None:
         facts.append(f"for {duration_text(event['seconds'])}")
+    if event.get("cause"):
+        facts.append(f"cause {event['cause']}")
     what = ", ".join([TOLD.get(event["message"], event["message"]), *facts])
     why = event.get("error") or event.get("reason")
     return f"{at}  {event.get('node', '-')}  {what}" + (f": {why}" if why else "")

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 class Operations(SQSStep):
     """Answers over HTTP from before the worker connects, which may take time, until its end."""
 
-    requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)  # which names the worker
+    requires = ("celery_sqs_visibility.worker.bootsteps:Deliveries",)  # it sets the worker's name
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
@@ -38,13 +38,13 @@ class Operations(SQSStep):
         self.routes: dict[str, Callable[[], Response]] = {"/healthz": health.live, "/readyz": health.ready}
 
     def create(self, parent: Any) -> None:
-        """Start when the worker connects: its pool has forked by then."""
+        """Prepare to start when the worker connects: its pool has forked by then."""
         self._metrics = metrics_of(parent)
         if self._metrics is not None:
             self.routes |= self._metrics.routes
         connecting(parent).before.insert(0, partial(self._start, parent))  # before the wait for queues
         # The consumer's own shutdown comes before the wait for polls in flight. The uid is for Celery 5.5,
-        # which takes the methods of two workers for one.
+        # which can't tell the methods of two workers apart.
         signals.worker_shutdown.connect(self._stop, sender=parent.controller, dispatch_uid=str(id(self)))
 
     def _start(self, parent: Any) -> None:
@@ -68,10 +68,10 @@ class Operations(SQSStep):
 
 
 def metrics_of(parent: Any) -> WorkerMetrics | None:
-    """The metrics of a consumer's worker; nothing is imported where nobody gets any.
+    """The metrics of a consumer's worker; `None`, without an import, if none are exported.
 
     Raises:
-        ImproperlyConfigured: something that the options ask for is missing.
+        ImproperlyConfigured: a package that the options need is missing.
     """
     context = parent.conninfo.transport.context
     if not context.options.has_metrics:
@@ -86,7 +86,7 @@ def metrics_of(parent: Any) -> WorkerMetrics | None:
 
 
 class ProbedListener(HTTPListener):
-    """A node's Unix socket for probes of this host; `claim` makes it."""
+    """A node's Unix socket for probes of this host, created by `claim`."""
 
     listens = False
     claimed = "the directory for probes of this host takes a socket"
@@ -97,9 +97,9 @@ class ProbedListener(HTTPListener):
         self._probed: ProbedSocket | None = None
 
     def claim(self) -> None:
-        """Make the socket, unless the temporary directory does not take it."""
+        """Create the socket. Raises if the temporary directory does not allow it."""
         probed = ProbedSocket(self._node)
-        self.socket.close()  # unbound yet: a forked child closes what is here
+        self.socket.close()  # not bound yet: a forked child closes it
         self.socket, self._probed, self.listens = probed.socket, probed, True
 
     def remove(self) -> None:
@@ -123,7 +123,7 @@ def probed_listener(node: str, routes: Routes) -> ProbedListener:
 
 
 def port_listener(options: Options, routes: Routes) -> PortListener | None:
-    """The listener at the option `http_address`; `None` without it, and where there is no such host."""
+    """The listener for the option `http_address`; `None` without it, or if the host does not exist."""
     address, listener = options.http_address, None
     if address is None:
         return None

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-#: Pauses after an error of any kind. The longest bounds how late a recovery is noticed: of the network, a
+#: Pauses after an error of any kind. The longest limits how late a recovery is noticed: of the network, a
 #: permission, a queue or credentials.
 MIN_PAUSE_SECONDS = 0.1
 MAX_PAUSE_SECONDS = 2.0

@@ -48,3 +48,8 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Clock = SystemClock()
+
+
+def sleep(seconds: float) -> None:
+    """Block this thread or greenlet for that time. Signal handlers run meanwhile."""
+    time.sleep(seconds)

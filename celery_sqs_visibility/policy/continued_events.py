@@ -1,6 +1,6 @@
-"""The message attribute of an AWS event that continues in another message: its open parts, or its ETA.
+"""The message attribute of an AWS event that continues in another message: its open records, or its ETA.
 
-The body stays the event's own, so a dead letter is the event as it was.
+The body remains that of the event, so a dead letter shows the original event.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ContinuedEvent:
     """An event that earlier messages carried.
 
     Attributes:
-        message_id: of the first of them; the task ids are made from it.
-        next: records from this place on are this message's.
-        also: earlier places that are this message's, too.
+        message_id: of the first of these messages; the task ids are derived from it.
+        next: records from this place on belong to this message.
+        also: earlier places that belong to this message, too.
         eta: of its task, in seconds since the epoch.
-        retries: the attempts that earlier messages used.
+        retries: the attempts used up by earlier messages.
     """
 
     message_id: str
@@ -39,7 +39,7 @@ class ContinuedEvent:
     retries: int = 0
 
     def left(self, place: int) -> bool:
-        """Returns whether the run at that place is this message's."""
+        """Returns whether the run at that place belongs to this message."""
         return place >= self.next or place in self.also
 
 
@@ -47,7 +47,7 @@ def continued_in(attributes: Mapping[str, Any], message_id: str) -> ContinuedEve
     """Read the attribute of a received message; without it, the message is the event's first.
 
     Raises:
-        UnreadableError: the value has not our form.
+        UnreadableError: the value does not have our format.
     """
     value = attributes.get(ATTRIBUTE)
     if value is None:
@@ -70,14 +70,14 @@ def continued_in(attributes: Mapping[str, Any], message_id: str) -> ContinuedEve
 
 
 def without_ours(attributes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The attributes without ours."""
+    """The message attributes without ours."""
     if ATTRIBUTE not in attributes:
         return attributes
     return {name: value for name, value in attributes.items() if name != ATTRIBUTE}
 
 
 def with_ours(attributes: Mapping[str, Any], event: ContinuedEvent) -> dict[str, Any] | None:
-    """The attributes of a message that continues the event; `None` if the sender's leave no space."""
+    """The attributes of a message that continues the event; `None` if the sender's leave no room."""
     senders = without_ours(attributes)
     if len(senders) >= MESSAGE_ATTRIBUTES:
         return None
@@ -86,7 +86,7 @@ def with_ours(attributes: Mapping[str, Any], event: ContinuedEvent) -> dict[str,
 
 
 def unsent_part(event: ContinuedEvent, places: Sequence[int], records: int) -> ContinuedEvent:
-    """The event with these places left, in order, of `records` in all."""
+    """The event with only these places left, in order, of `records` in total."""
     before, end = list(places), records
     while before and before[-1] == end - 1:
         end = before.pop()

@@ -1,9 +1,9 @@
 """Names of the control queues and of the exchanges of remote control and events.
 
-The name of a control queue is its binding, since all processes see the list of queues. A name is
+The name of a control queue is its binding, because all processes can list queues. A name is
 `<prefix><exchange>-<digest of exchange>-<digest of node>-<unique>`. The digests distinguish names that differ
-in characters that SQS refuses, and let a caller choose the queues of some nodes without a request. The unique
-part is new for each start: SQS reserves a deleted queue's name for a minute.
+only in characters that SQS refuses, and let a caller find the queues of some nodes without a request. The
+unique part is new at each start, because SQS reserves a deleted queue's name for a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNIQUE_CHARACTERS: Final = 12
 #: Length of the part after the exchange in a name, hyphens included.
 _TAIL_CHARACTERS: Final = EXCHANGE_DIGEST_CHARACTERS + NODE_DIGEST_CHARACTERS + UNIQUE_CHARACTERS + 3
 
-#: Characters of the exchange's name that fit in any case.
+#: Characters of the exchange's name that always fit.
 _FEWEST_READABLE: Final = 8
 
 MAX_PREFIX_CHARACTERS: Final = MAX_NAME_CHARACTERS - _TAIL_CHARACTERS - _FEWEST_READABLE
@@ -33,7 +33,7 @@ _ADDRESS: Final = re.compile(rf"[0-9a-f]{{{NODE_DIGEST_CHARACTERS}}}-[0-9a-f]{{{
 
 
 def exchange_prefix(prefix: str, exchange: str) -> str:
-    """The prefix of the names of an exchange's queues, and of no others."""
+    """The prefix of the names of an exchange's queues, and of no other queues."""
     room = MAX_NAME_CHARACTERS - _TAIL_CHARACTERS - len(prefix)
     return f"{prefix}{_ILLEGAL.sub('-', exchange)[:room]}-{_digest(exchange, EXCHANGE_DIGEST_CHARACTERS)}-"
 
@@ -55,7 +55,7 @@ def of_nodes(addresses: Iterable[str], nodes: Iterable[str]) -> list[str]:
 
 
 def has_all(addresses: Iterable[str], nodes: Iterable[str]) -> bool:
-    """Returns whether each of the nodes has an address. A node may have several, of earlier starts."""
+    """Returns whether each of the nodes has an address. A node may also have addresses of earlier starts."""
     return _node_digests(nodes) <= {address[:NODE_DIGEST_CHARACTERS] for address in addresses}
 
 
@@ -82,7 +82,7 @@ class Use(Enum):
 
 
 def use_of(exchange: str, event_exchanges: Iterable[str] = ()) -> Use | None:
-    """Celery's use of an exchange; `None` if it is another's. `event_exchanges` are those that apps name."""
+    """What Celery uses an exchange for; `None` if it isn't Celery's. `event_exchanges` are named by apps."""
     if exchange.endswith(_CONTROL_SUFFIX):
         return Use.REPLIES if exchange.startswith(_REPLY_PREFIX) else Use.COMMANDS
     return Use.EVENTS if exchange == _EVENT_EXCHANGE or exchange in event_exchanges else None

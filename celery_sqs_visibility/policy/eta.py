@@ -10,14 +10,14 @@ from typing import Any, Final
 from celery_sqs_visibility.policy.queue_names import RETENTION
 from celery_sqs_visibility.policy.quotas import DELAY_SECONDS, RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: How long before its ETA a parked message comes back, to start on time.
+#: How long before its ETA a parked message comes back, so that it starts on time.
 LEAD_SECONDS = 5
 
-#: The shortest wait for an ETA that is worth a copy. Shorter than what remains after a park: another worker
-#: with another visibility timeout may have parked the message.
+#: The shortest wait for an ETA that is worth a copy. It is shorter than what remains after a park, because
+#: another worker with another visibility timeout may have parked the message.
 MIN_COPY_SECONDS = 1
 
-#: Below 12 hours, since they count from the receive, a moment ago.
+#: Less than 12 hours, because these count from the receive, a moment ago.
 MAX_PARK_SECONDS = VISIBILITY_HORIZON_SECONDS - 60
 
 _ADVICE: Final = "Let EventBridge Scheduler send it, or raise the queue's MessageRetentionPeriod."
@@ -30,16 +30,16 @@ NEVER: Final = "more than ten years away: leave the task to a schedule"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long SQS lets a message wait. All but the counts are seconds.
+    """How long SQS lets a message wait. Everything except the counts is in seconds.
 
     Attributes:
         receive_count: 1 for the first receive.
         max_receive_count: the redrive policy's; `None` without one.
-        age: since the message was sent.
+        age: the time since the message was sent.
         retention: the age at which SQS deletes it, hidden or not.
-        visibility_timeout: the one in force.
-        wasted_receives: see the function of that name.
-        lead: see `park_seconds`.
+        visibility_timeout: the current one.
+        wasted_receives: the result of the function of that name.
+        lead: how long before the ETA a park ends.
     """
 
     receive_count: int
@@ -52,7 +52,7 @@ class Limits:
 
     @property
     def may_return(self) -> bool:
-        """Whether SQS would deliver the message again, and not move it to the dead-letter queue."""
+        """Whether SQS would deliver the message again, rather than move it to the dead-letter queue."""
         return self.max_receive_count is None or self.receive_count < self.max_receive_count
 
     @property
@@ -70,9 +70,9 @@ class Park:
 
 
 def park_seconds(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int | None:
-    """Seconds to hide a message whose ETA is `wait` seconds away; `None` is to hold it.
+    """Seconds to hide a message whose ETA is `wait` seconds away; `None` means to hold it.
 
-    A park ends `lead` seconds before the ETA. One within the visibility timeout is not worth a request.
+    A park ends `lead` seconds before the ETA. A wait within the visibility timeout is not worth a request.
     """
     if wait <= visibility_timeout + lead:
         return None
@@ -80,11 +80,11 @@ def park_seconds(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS)
 
 
 def plan_park(wait: float, limits: Limits) -> Park | None:
-    """Choose how a message waits whose ETA is `wait` seconds away; `None` is to hold it.
+    """Choose how a message waits whose ETA is `wait` seconds away; `None` means to hold it.
 
     The first receive parks the message, unless the redrive policy allows no second receive. A later receive
-    renews it if the next park would outlast the retention, or would leave only one receive: a failed copy
-    then has another chance. The last park before the ETA is always a copy's first, so waiting costs one of
+    renews it if the next park would outlast the retention, or would leave only one receive, so that a failed
+    copy has another chance. The last park before the ETA always begins with a copy. So waiting costs one of
     the receives that the policy allows, and the others are attempts. A copy also drops wasted receives, which
     would count as attempts.
     """
@@ -103,7 +103,7 @@ def plan_park(wait: float, limits: Limits) -> Park | None:
 
 
 def parks_needed(wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS) -> int:
-    """Count the parks of a wait of `wait` seconds, from the first receive to the ETA: see `park_seconds`."""
+    """Count the parks (`park_seconds`) of a wait of `wait` seconds, from the first receive to the ETA."""
     # Every park but the last is the longest. Floor division is exact; `math.ceil` of a quotient would round.
     return max(0, -int(-(wait - visibility_timeout - lead) // MAX_PARK_SECONDS))
 
@@ -113,8 +113,8 @@ def parks_until_eta(
 ) -> int:
     """Count the parks from the first receive to the ETA. Instants are seconds since the epoch.
 
-    An unknown `first_received` (0) counts as the earliest that SQS's retention allows: the message may get an
-    attempt too many, but never fails without a run.
+    An unknown `first_received` (0) counts as the earliest that SQS's retention allows: the message may get
+    one attempt too many, but never fails without a run.
     """
     return parks_needed(eta - max(first_received, now - RETENTION_SECONDS), visibility_timeout, lead)
 
@@ -122,32 +122,32 @@ def parks_until_eta(
 def wasted_receives(
     receive_count: int, parkings: int, wait: float, visibility_timeout: int, lead: int = LEAD_SECONDS
 ) -> int:
-    """Count the receives before this one that were neither parks nor attempts, if its ETA is to come.
+    """Count the earlier receives that were neither parks nor attempts, of a message whose ETA is to come.
 
-    Another worker held the message and gave it back or died: kombu's own SQS transport holds such messages in
-    memory, and returns all of them when it stops. Or it parked the message, where a worker with this
+    Another worker held the message and gave it back or died: kombu's SQS transport holds such messages in
+    memory, and returns all of them when it stops. Or another worker parked the message, where one with this
     visibility timeout would hold it.
 
     Args:
-        receive_count: of the message, this receive included.
-        parkings: see `parks_until_eta`.
+        receive_count: of the message, including this receive.
+        parkings: the result of `parks_until_eta`.
         wait: seconds until the ETA.
-        visibility_timeout: the one in force.
-        lead: see `park_seconds`.
+        visibility_timeout: the current one.
+        lead: how long before the ETA a park ends.
     """
-    # Less than 0 where clocks differ.
+    # Less than 0 if clocks differ.
     parked = max(0, parkings - parks_needed(wait, visibility_timeout, lead))
     return max(0, receive_count - 1 - parked) if wait > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
 class DelayLimits:
-    """What a publisher knows of the queue and its workers. Durations are seconds.
+    """What a publisher knows of the queue and its workers. Durations are in seconds.
 
     Attributes:
-        sleep: how long a worker may sleep between two polls. Delays end that much before the ETA, since
-            a sleeping worker does not know of the message.
-        retention: the queue's, `None` if unknown.
+        sleep: how long a worker may sleep between two polls. Delays end that long before the ETA, because a
+            sleeping worker does not know of the message.
+        retention: the queue's; `None` if unknown.
         visibility_timeout: the workers'.
     """
 
@@ -156,7 +156,7 @@ class DelayLimits:
     visibility_timeout: int = 0
 
     def delay_for(self, wait: float) -> int | None:
-        """`DelaySeconds` for an ETA that is `wait` seconds away; `None`: the queue's own.
+        """`DelaySeconds` for an ETA that is `wait` seconds away; `None` means the queue's own delay.
 
         Rounded down: the worker holds the message for the rest of the second.
         """
@@ -167,10 +167,10 @@ class DelayLimits:
         return delay if delay > 0 else None
 
     def why_not(self, wait: float, *, fifo: bool) -> str | None:
-        """Why no message can wait `wait` seconds for its ETA; `None`: it can.
+        """Why a message can't wait `wait` seconds for its ETA; `None` if it can.
 
-        In a standard queue copies outlast the retention, unless the retention is too short to make one. In
-        a FIFO queue the rest of the group would overtake a copy.
+        In a standard queue copies outlast the retention, unless it is too short to make a copy. In a FIFO
+        queue the rest of the group would overtake a copy.
         """
         retention = self.retention or (RETENTION_SECONDS if fifo else None)
         if retention is None or wait < retention:
@@ -183,13 +183,13 @@ class DelayLimits:
         return None
 
     def why_not_delayed(self, delay: int | None) -> str | None:
-        """Why SQS would delete the message before its delay ends; `None`: it would not, or is unknown."""
+        """Why SQS would delete the message before its delay ends; `None` if it wouldn't, or if unknown."""
         if delay is None or self.retention is None or delay < self.retention:
             return None
         return f"{self._kept(self.retention)}, and then deletes it unseen. {_ADVICE}"
 
     def _kept(self, retention: int) -> str:
-        most = " at the most" if self.retention is None else ""
+        most = " at most" if self.retention is None else ""
         return f"the queue keeps a message for {retention:,} s{most}"
 
 
@@ -205,9 +205,9 @@ def kept_delay(given: Any) -> tuple[int | None, str]:
     except (TypeError, ValueError, OverflowError):
         seconds = -1
     if seconds < 0:
-        return None, "it is no number of seconds from 0 on, and left out"
+        return None, "it is not a number of seconds of at least 0, and is left out"
     if seconds > DELAY_SECONDS:
-        return DELAY_SECONDS, f"SQS takes {DELAY_SECONDS} at the most, with which it is sent"
+        return DELAY_SECONDS, f"SQS takes at most {DELAY_SECONDS}, which is used"
     return seconds, ""
 
 

@@ -23,21 +23,21 @@ sqs_event_per = OneOf((RECORD, MESSAGE))
 
 @dataclass(frozen=True, slots=True)
 class EventRoute:
-    """A task that takes the events whose name fits the pattern: a run for each message, or each record."""
+    """A task that takes events whose names match a pattern, with a run for each message or record."""
 
     pattern: str
     task: str
     per_message: bool = False
 
     def fits(self, event: str) -> bool:
-        """Returns whether the task takes events of that name."""
+        """Returns whether the pattern matches events of that name."""
         if self.pattern.endswith(ANY):
             return event.startswith(self.pattern[: -len(ANY)])
         return event == self.pattern
 
 
 class EventRoutes:
-    """The routes of all tasks. The longest pattern that fits an event counts.
+    """The routes of all tasks. The longest pattern that matches an event wins.
 
     Raises:
         ValueError: two tasks have the same pattern.
@@ -61,10 +61,10 @@ class EventRoutes:
 
 
 def parse_sqs_event(name: str, value: Any) -> tuple[str, ...]:
-    """Parse the patterns of a task: one, or a list of them; none for `None`.
+    """Parse the patterns of a task: one, or a list of them; `None` is none.
 
     Raises:
-        OptionError: naming the value and what it may be.
+        OptionError: names the value and what is allowed.
     """
     if value is None:
         return ()

@@ -11,10 +11,10 @@ from celery_sqs_visibility.errors import ExclusiveKeyError, OptionError
 from celery_sqs_visibility.policy.option_parsers import Seconds
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: The longest key in UTF-8, with its task's name: half of what DynamoDB takes for a partition key.
+#: The longest key in UTF-8, including its task's name: half of what DynamoDB allows for a partition key.
 KEY_BYTES: Final = 1024
 
-#: The largest checkpoint as JSON: it is for the place of a run, not for its data.
+#: The largest checkpoint as JSON: it should say how far a run has come, not hold its data.
 CHECKPOINT_BYTES: Final = 64 * 1024
 
 #: How long a key counts as processed by default: SQS keeps no message longer.
@@ -22,8 +22,8 @@ TTL_SECONDS: Final = float(RETENTION_SECONDS)
 MAX_TTL_SECONDS: Final = 365 * 24 * 60 * 60
 parse_exclusive_ttl: Final = Seconds(1, MAX_TTL_SECONDS)
 
-#: A message whose store did not answer is tried again after this time; one without a copy, before the last
-#: receive that its queue allows, after the longer one.
+#: How long a message waits if the store did not answer. The longer time is for a message without a copy,
+#: before the last receive that its queue allows.
 STORE_RETRY_SECONDS: Final = 30
 MAX_STORE_RETRY_SECONDS: Final = 600
 
@@ -34,12 +34,12 @@ _EXPECTED: Final = "expected {name} to be dynamodb://TABLE, redis://HOST or redi
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where keys are kept.
+    """Where keys are stored.
 
     Attributes:
-        url: as the user wrote it. Not in repr: one of Redis may hold a password.
-        table: of DynamoDB; empty for Redis.
-        region: of the table, if it is not that of SQS.
+        url: as the user wrote it. Not in the repr: a Redis URL may hold a password.
+        table: the DynamoDB table; empty for Redis.
+        region: of the table, if it differs from that of SQS.
     """
 
     url: str = field(repr=False)
@@ -55,8 +55,8 @@ class StoreAddress:
 def store_retry_seconds(receives_left: int | None) -> int:
     """Seconds to hide a message without a copy while the store does not answer.
 
-    The fewer receives its redrive policy leaves, the longer it waits: after the last one SQS would move it to
-    the dead-letter queue without a run. `None`: there is no such policy.
+    The fewer receives are left, the longer it waits: after the last one SQS would move it to the dead-letter
+    queue without a run. `receives_left` is `None` without a redrive policy.
     """
     if receives_left is None:
         return STORE_RETRY_SECONDS
@@ -86,10 +86,10 @@ def store_address(name: str, value: Any) -> StoreAddress:
 
 
 def key_of(task: str, given: Any) -> str:
-    """Name the key that `exclusive` returned, a text or a whole number, in the store.
+    """Name the key in the store that `exclusive` returned as a text or an integer.
 
     Raises:
-        ExclusiveKeyError: it is anything else, is empty or too long.
+        ExclusiveKeyError: it is anything else, or is empty or too long.
     """
     if isinstance(given, bool) or not isinstance(given, (str, int)) or given == "":
         raise ExclusiveKeyError(
@@ -99,7 +99,7 @@ def key_of(task: str, given: Any) -> str:
     try:
         size = len(key.encode())
     except UnicodeEncodeError as error:
-        raise ExclusiveKeyError(f"`exclusive` of task {task!r} returned no Unicode text: {error}") from None
+        raise ExclusiveKeyError(f"`exclusive` of task {task!r} returned invalid Unicode: {error}") from None
     if size > KEY_BYTES:
         raise ExclusiveKeyError(
             f"expected `exclusive` of task {task!r} to return a key of at most {KEY_BYTES} bytes, the task's "
@@ -114,10 +114,10 @@ def seconds_to_wait(lease_left: float) -> int:
 
 
 def message_of(owner: str) -> str:
-    """The id of the message whose run an owner is."""
+    """The id of the message whose run `owner` is."""
     return owner.partition("/")[0]
 
 
 def owner_of(message_id: str, run: str) -> str:
-    """Name an owner; `run` is unique."""
+    """Name the owner for a run of a message. `run` must be unique."""
     return f"{message_id}/{run}"

@@ -1,7 +1,8 @@
 """Liveness and readiness of a worker.
 
-A worker is live while each part does its work in time; an outage of SQS, a wait for its queues, a full pool
-and a shutdown leave it live, since a restart would not help. It is ready while it receives and runs messages.
+A worker is live while each part does its work in time. An outage of SQS, a wait for its queues, a full pool
+or a shutdown does not count against it, because a restart would not help. It is ready while it receives and
+runs messages.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-#: A thread hangs if a request, or the messages of a poll, take it longer. The client of SQS gives up well
-#: before, so it waits for something that has no timeout: a host name to be resolved, credentials, a lock.
+#: A thread hangs if a request, or the messages of a poll, take it longer. SQS's client gives up well before
+#: that, so the thread waits for something without a timeout: a name to be resolved, credentials, a lock.
 HUNG_AFTER_SECONDS: Final = 20.0
 
-#: Celery's event loop comes round at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`), the
-#: supervisor's twice a second; it replaces threads that hang.
+#: Celery's event loop turns at least every ten seconds (kombu/asynchronous/hub.py: `fire_timers`). The
+#: supervisor checks twice a second, and replaces threads that hang.
 LATE_SECONDS: Final = 30.0
 
-#: A poll that hangs is given up, and another thread polls, up to 20 times, before polls stop altogether.
+#: A poll that hangs is abandoned, and another thread polls, up to 20 times, before polling stops altogether.
 POLL_LATE_SECONDS: Final = 120.0
 
 #: A new process of the pool may import for a while before it takes a run.
@@ -30,7 +31,7 @@ FORGOTTEN_SECONDS: Final = 120.0
 
 
 class WorkerPhase(enum.Enum):
-    """Where a worker is between its start and its end."""
+    """Stages of a worker, from its start to its end."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -58,12 +59,25 @@ class DutyFacts:
 
 
 @dataclass(frozen=True)
+class BrakeFacts:
+    """The state of a brake: see `events.BrakeChanged`. `waiting` messages are held for it."""
+
+    brake: str
+    stage: str
+    seconds: float
+    tries: int
+    waiting: int
+    error: str = ""
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class WaitingFacts:
     """Tasks that wait for the pool while it runs nothing.
 
     Attributes:
-        begun: the number of runs that have begun.
-        tasks: the ids of those that wait.
+        begun: total number of runs that have begun.
+        tasks: the ids of the waiting tasks.
     """
 
     begun: int
@@ -79,14 +93,15 @@ class WorkerFacts:
     """A worker at one instant.
 
     Attributes:
-        phase: between its start and its end.
-        loop: seconds since Celery's event loop last came round; 0 while a task has the main thread (solo).
-        processes: the number of live processes of the pool; `None` in a pool without processes.
-        polls: of each queue that it consumes.
-        duties: of its other threads.
+        phase: its stage.
+        loop: seconds since Celery's event loop last turned; 0 while a task has the main thread (solo).
+        processes: number of live processes of the pool; `None` in a pool without processes.
+        polls: the polling of each consumed queue.
+        duties: those of its other threads.
         wanted_processes: the number that autoscaling wants; `None` if unknown.
         handover: seconds for which tasks have waited for a pool that ran none, as far as probes saw.
         forgotten: seconds for which it has held only messages that no part of it will run or give back.
+        brakes: of its tasks.
     """
 
     phase: WorkerPhase
@@ -97,6 +112,7 @@ class WorkerFacts:
     wanted_processes: int | None = None
     handover: float = 0.0
     forgotten: float = 0.0
+    brakes: tuple[BrakeFacts, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,7 +140,7 @@ def readiness(facts: WorkerFacts) -> Verdict:
     if facts.phase is WorkerPhase.STARTING:
         return _not_ready("it has not connected; it waits for its queues, or for SQS")
     if facts.phase is WorkerPhase.STOPPING:
-        return _not_ready("it shuts down")
+        return _not_ready("it is shutting down")
     if trouble := "; ".join(_waits(facts)):
         return _not_ready(trouble)
     return Verdict(ok=True, reason=f"ready: {_activity(facts)}")
@@ -136,13 +152,13 @@ def _not_ready(why: str) -> Verdict:
 
 def _stuck(facts: WorkerFacts) -> Iterator[str]:
     if facts.loop > LATE_SECONDS:
-        yield f"Celery's main thread has not come round its event loop for {facts.loop:.0f} s"
+        yield f"Celery's event loop has been blocked for {facts.loop:.0f} s"
     if facts.processes == 0 and facts.wanted_processes != 0:
         yield "no process of the pool is alive"
     if facts.handover > HANDOVER_LATE_SECONDS:
         yield f"tasks have been waiting for the pool for {facts.handover:.0f} s, and it runs none"
     if facts.forgotten > FORGOTTEN_SECONDS:
-        yield f"for {facts.forgotten:.0f} s it has held messages that Celery was not given, and run nothing"
+        yield f"for {facts.forgotten:.0f} s it has held messages that Celery never got, and run nothing"
     for poll in facts.polls:
         if poll.late > POLL_LATE_SECONDS:
             yield f"the thread that polls queue {poll.queue!r} is {poll.late:.0f} s late"
@@ -165,4 +181,10 @@ def _activity(facts: WorkerFacts) -> str:
     count = len(facts.polls)
     paused = [repr(poll.queue) for poll in facts.polls if poll.paused]
     but = f", of which {', '.join(paused)} {'is' if len(paused) == 1 else 'are'} paused" if paused else ""
-    return f"consumes {count} {'queue' if count == 1 else 'queues'}{but}"
+    brakes = [
+        f"; brake {each.brake!r} has been on for {each.seconds:.0f} s, and {each.waiting} "
+        f"{'message waits' if each.waiting == 1 else 'messages wait'}"
+        for each in facts.brakes
+        if each.stage == "on"
+    ]
+    return f"consumes {count} {'queue' if count == 1 else 'queues'}{but}{''.join(brakes)}"

@@ -44,9 +44,9 @@ def truncated(text: str, most: int) -> str:
 
 
 def last_lines(text: str, most: int, line_length: int) -> str:
-    """Keep the last whole lines, `most` characters in all, each cut to `line_length`.
+    """Keep the last whole lines, up to `most` characters in total, each cut to `line_length`.
 
-    A traceback that ends with a very long message keeps some frames.
+    So a traceback that ends with a very long message keeps some frames.
     """
     kept: list[str] = []
     for line in reversed(text.splitlines()):
@@ -86,7 +86,7 @@ def limit_in(error: SQSError) -> int | None:
 def too_large(
     queue: str, size: int, limit: int = MESSAGE_BYTES, *, pointer: bool = False
 ) -> MessageTooLargeError:
-    """The error for a message of `size` bytes; `pointer`: even with its payload in S3."""
+    """The error for a message of `size` bytes; with `pointer`, for one with its payload in S3."""
     remedy = (
         "its attributes are too large"
         if pointer
@@ -102,7 +102,7 @@ def too_large(
 
 
 def payload_too_large(queue: str, size: int) -> MessageTooLargeError:
-    """The error for a payload that no worker would fetch."""
+    """The error for a payload that is too large for any worker to fetch."""
     return MessageTooLargeError(
         f"the message for queue {queue!r} has {size:,} bytes, and a payload in S3 may have "
         f"{PAYLOAD_BYTES:,}, since workers hold it in memory: put the data into S3 and send its key",
@@ -115,7 +115,7 @@ def payload_too_large(queue: str, size: int) -> MessageTooLargeError:
 _ID: Final = re.compile(r"[!-~]{1,128}")
 _NOT_OF_AN_ID: Final = re.compile(r"[^!-~]")
 
-#: The headers of a task that a person may have named. They appear in logs, results and dead letters.
+#: The headers of a task that a user may have set. They appear in logs, results and dead letters.
 _NAMES: Final = ("id", "shadow", "group")
 
 #: Characters that workers refuse in these.
@@ -123,7 +123,7 @@ CONTROL_CHARACTERS: Final = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def checked_id(name: str, value: Any, queue: str) -> str:
-    """Return the value as text, if SQS takes it as that property of a message.
+    """Return the value as text, if SQS accepts it as that property of a message.
 
     Raises:
         InvalidIdError: SQS would refuse it, and with it all messages of its batch.
@@ -142,7 +142,7 @@ def checked_id(name: str, value: Any, queue: str) -> str:
 
 
 def check_names(headers: Mapping[str, Any]) -> None:
-    """Raise `InvalidIdError` for a name in a task's headers with which no worker would run the task."""
+    """Raise `InvalidIdError` for a name in a task's headers because of which no worker would run the task."""
     for name in _NAMES:
         value = headers.get(name)
         if value is None or (isinstance(value, str) and value.isprintable()):
@@ -171,7 +171,7 @@ MAX_CONTAINERS: Final = 500_000
 #: The most levels: a pool's process could not unpickle deeper ones, because of Python's recursion limit.
 MAX_NESTING: Final = 400
 
-#: JSON with no more brackets than this is within the bounds, and is not measured.
+#: JSON with no more brackets than this is within the limits, and is not measured.
 FEW_BRACKETS: Final = 100
 
 _ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
@@ -211,11 +211,11 @@ def too_deep(most: int = MAX_NESTING) -> TooLargeError:
 
 
 def _lists(content: bytes) -> bytes:
-    """The brackets outside of texts, all written as those of lists."""
+    """The brackets outside of strings, all written as those of lists."""
     if b"\\" in content:
         content = _ESCAPED.sub(b"", content)
     marks = content.translate(_AS_LISTS, _NO_MARKS)
-    # Most texts hold no bracket. Two quotes side by side may belong to two texts: no bracket is between them.
+    # Most strings have no bracket. Two adjacent quotes may belong to two strings: no bracket is between them.
     return _MARKS_IN_TEXT.sub(b"", marks.replace(b'""', b""))
 
 

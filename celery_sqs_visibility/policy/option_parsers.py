@@ -1,6 +1,6 @@
-"""Declarations of options, and their parsers, which return a value or raise an error with the remedy.
+"""Declarations of options, and their parsers, which return a value or raise an error with a remedy.
 
-A wrong name, or a wrong key of an option that is a mapping, is refused with the nearest valid one.
+An unknown name, or an unknown key in a mapping, is refused with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ KOMBU_OPTIONS: Final = frozenset(
 #: Those that kombu adds to a connection's options when it publishes with a retry policy.
 RETRY_POLICY: Final = frozenset({"interval_max", "interval_start", "interval_step", "max_retries"})
 
-#: The least likeness of a misspelt name. RedrivePolicy and RedriveAllowPolicy are less alike.
+#: Minimum similarity of a misspelt name. RedrivePolicy and RedriveAllowPolicy are less similar.
 MISSPELT: Final = 0.85
 
-#: The keys of an access key, each with the one that it means nothing without.
+#: The keys of an access key, each with the one that it requires.
 ACCESS_KEY_PAIRS: Final = (
     ("access_key_id", "secret_access_key"),
     ("secret_access_key", "access_key_id"),
     ("session_token", "access_key_id"),
 )
 
-#: The names that are no names in Python, or not of our style.
+#: Option names that are not Python names, or not in our style.
 _NAMES = {
     "client_config": "client-config",
     "sqs_creation_attributes": "sqs-creation-attributes",
@@ -74,7 +74,7 @@ def set_keys(value: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def together(errors: Sequence[OptionError]) -> OptionError:
-    """One error with the sentences of all, each once."""
+    """Combine errors into one with the sentences of all, each once."""
     said = [sentence for error in errors for sentence in error.sentences or (str(error),)]
     sentences = tuple(dict.fromkeys(said))
     if len(sentences) == 1:
@@ -86,7 +86,7 @@ def together(errors: Sequence[OptionError]) -> OptionError:
 
 
 def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
-    """Call the steps, and return their results. Raises one `OptionError` for all that fail so."""
+    """Call the steps and return their results. Raises one `OptionError` for all that fail."""
     done, errors = [], []
     for step in steps:
         try:
@@ -112,14 +112,14 @@ def check_keys(where: str, given: Iterable[Any], valid: Collection[str], noun: s
 
 
 def check_spelling(where: str, given: Iterable[Any], known: Collection[str], noun: str) -> None:
-    """Refuse a key that resembles a known one. Others pass: AWS may have added them."""
+    """Refuse a key that resembles a known one. Others are allowed: AWS may have added them."""
     for key in given:
         if key not in known and difflib.get_close_matches(str(key), known, n=1, cutoff=MISSPELT):
             raise unknown(f"{noun} {key!r} in {where}", key, known)
 
 
 def check_pairs(where: str, given: Collection[Any], pairs: Iterable[tuple[str, str]]) -> None:
-    """Refuse a key without the one that it needs."""
+    """Refuse a key without the one that it requires."""
     for key, needed in pairs:
         if key in given and needed not in given:
             raise OptionError(
@@ -129,7 +129,7 @@ def check_pairs(where: str, given: Collection[Any], pairs: Iterable[tuple[str, s
 
 CALLABLE = "the path of a callable, 'package.module:name'"
 
-#: Form of that path: names, the last one after a colon or a dot.
+#: The format of that path: names, the last one after a colon or a dot.
 PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*[.:][^\W\d]\w*(\.[^\W\d]\w*)*")
 
 PROMETHEUS: Final = "prometheus"
@@ -148,7 +148,7 @@ PAYLOAD_URL: Final = re.compile(r"s3://(?P<bucket>[A-Za-z0-9._-]+)(/(?P<prefix>.
 #: S3's longest key has 1024 bytes, and a UUID follows the prefix.
 MAX_PREFIX_BYTES: Final = 900
 
-#: Makes an option's value of its name and what the user wrote; raises `OptionError`.
+#: Makes an option's value from its name and what the user wrote; raises `OptionError`.
 Parser = Callable[[str, Any], Any]
 
 
@@ -161,8 +161,8 @@ def option(
         default: its value if the user gives none.
         parse: parses what the user wrote.
         doc: its meaning, and when to change it.
-        shown_default: the default in the reference, if it is not `repr(default)`.
-        internal: whether it is left out of the reference.
+        shown_default: the default in the reference, if it differs from `repr(default)`.
+        internal: whether to leave it out of the reference.
     """
     metadata = {
         "parse": parse,
@@ -188,7 +188,7 @@ class HTTPAddress(NamedTuple):
 
 @dataclass(frozen=True)
 class Seconds:
-    """A duration within bounds, also as text, as in the environment."""
+    """A duration within bounds, as a number or, as in the environment, as text."""
 
     low: float
     high: float
@@ -199,7 +199,7 @@ class Seconds:
 
     @property
     def bounds(self) -> str:
-        """For the reference, without an exponent."""
+        """The range in the reference, without an exponent."""
         return ("0, or " if self.zero else "") + f"{self.low:.12g} to {self.high:.12g}"
 
     def __call__(self, name: str, value: Any) -> float:
@@ -220,7 +220,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from `low` on, or within bounds; also as text."""
+    """A whole number from `low` on, or within bounds, as a number or as text."""
 
     low: int
     high: float = math.inf
@@ -229,7 +229,7 @@ class Whole:
 
     @property
     def bounds(self) -> str:
-        """For the reference."""
+        """The range in the reference."""
         return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
 
     def __call__(self, name: str, value: Any) -> int:
@@ -250,7 +250,7 @@ class OneOf:
 
     @property
     def bounds(self) -> str:
-        """For the reference."""
+        """The words in the reference."""
         return " or ".join(f"`{word!r}`" for word in self.words)
 
     def __call__(self, name: str, value: Any) -> str:
@@ -260,7 +260,7 @@ class OneOf:
 
 
 class ExporterNames:
-    """Some of the exporters, as a list or as text with commas."""
+    """Some of the exporters, as a list, or as text with commas."""
 
     bounds = ", ".join(f"`{name!r}`" for name in EXPORTERS)
 
@@ -272,7 +272,7 @@ class ExporterNames:
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number, also as text; never a bool."""
+    """A finite number, as a number or as text; never a bool."""
     with suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and math.isfinite(number := float(value)):
             return number
@@ -284,7 +284,7 @@ def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
 
     def parse(name: str, value: Any) -> Any:
         if not isinstance(value, expected):
-            # A value in place of a mapping may hold secrets.
+            # A value given instead of a mapping may hold secrets.
             got = f"a {type(value).__name__}" if expected is Mapping else repr(value)
             raise OptionError(f"expected {name} to be {noun}, got {got}")
         return value
@@ -293,7 +293,7 @@ def instance_of(expected: type | tuple[type, ...], noun: str) -> Parser:
 
 
 def delay(name: str, value: Any) -> DelayRule | None:
-    """An `error_visibility_timeout`: as `parse_delay` takes it, numbers as text, or a dotted path."""
+    """An `error_visibility_timeout`: what `parse_delay` takes, numbers as text, or a dotted path."""
     if isinstance(value, str):
         noun = "seconds, a list of seconds or the dotted path of a callable"
         value = number(name, value) if value.strip()[:1].isdigit() else imported(name, value, noun)
@@ -307,7 +307,7 @@ def delay(name: str, value: Any) -> DelayRule | None:
 
 
 def imported(name: str, path: str, noun: str) -> Any:
-    """Import the object at a dotted path; the error says that `noun` is expected."""
+    """Import the object at a dotted path. `noun` says in the error what was expected."""
     module, _, attribute = path.replace(":", ".").rpartition(".")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -334,14 +334,14 @@ def queue_name(name: str, value: Any) -> str:
 
 
 def account(name: str, value: Any) -> str:
-    """The number of an AWS account, as text: it may begin with 0."""
+    """The number of an AWS account, as text, because it may begin with 0."""
     if isinstance(value, str) and re.fullmatch("[0-9]{12}", value):
         return value
     raise OptionError(f"expected {name} to be the 12 digits of an AWS account, as text, got {value!r}")
 
 
 def queue_attributes(name: str, value: Any) -> dict[str, str]:
-    """Attributes of CreateQueue, as SQS takes them: text, a policy as JSON."""
+    """Attributes of CreateQueue as SQS takes them: strings, a policy as JSON."""
     check_spelling(name, mapping(name, value), ATTRIBUTES, "attribute")
     return {
         str(key): json.dumps(inner) if isinstance(inner, (bool, dict, list)) else str(inner)
@@ -355,14 +355,14 @@ def tags(name: str, value: Any) -> dict[str, str]:
 
 
 def dotted_path(name: str, value: Any) -> str:
-    """The path of a callable, `package.module:name`. It is not imported here."""
+    """The path of a callable, `package.module:name`. Does not import it."""
     if not PATH.fullmatch(text(name, value)):
         raise OptionError(f"expected {name} to be {CALLABLE}, got {value!r}")
     return str(value)
 
 
 def flag(name: str, value: Any) -> bool:
-    """A bool, also as text, or 0 or 1."""
+    """A bool, as such, as text, or as 0 or 1."""
     flags = {"true": True, "1": True, "false": False, "0": False}
     try:
         return flags[str(value).strip().lower()]

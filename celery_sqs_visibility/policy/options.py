@@ -59,7 +59,7 @@ from celery_sqs_visibility.policy.retries import DelayRule
 
 __all__ = ["OptionError", "Options", "option_name"]
 
-#: The most queues whose options are cached: queues of replies always have new names.
+#: How many queues' options are cached: reply queues always have new names.
 KEPT_QUEUES: Final = 1000
 
 _HORIZON = " (SQS's 12 hours)"
@@ -72,14 +72,14 @@ MIN_HEARTBEAT_SECONDS: Final = 0.1
 #: The largest weight: more would be "strict" by another name.
 MAX_WEIGHT: Final = 1000
 
-#: More runs at once than any worker has.
+#: More concurrent runs than any worker has.
 MAX_RUNNING: Final = 10_000
 
 #: The most bytes of a decompressed body by default. At worst a run takes 250 MB (short texts in JSON), or
 #: 400 MB (in MessagePack): tests/worker/test_bombs.py.
 DECOMPRESSED_BYTES: Final = 8 * MESSAGE_BYTES
 
-#: How often queues are counted: by one worker for all, or by each of them.
+#: How often queues are counted: by one worker for all, or by each worker.
 SAMPLE_SECONDS: Final = 60.0
 SAMPLE_ALONE_SECONDS: Final = 300.0
 
@@ -91,7 +91,7 @@ ORDERS: Final = ("fair", "strict", "weighted")
 
 @dataclass(frozen=True, kw_only=True)
 class SharedOptions:
-    """The options that `Options` has for all queues, and `QueueOptions` for one."""
+    """The options that exist both for all queues (`Options`) and for one (`QueueOptions`)."""
 
     visibility_timeout: int = option(
         VISIBILITY_TIMEOUT_SECONDS,
@@ -154,7 +154,7 @@ class SharedOptions:
             raise together(errors)
 
     def contradictions(self) -> Iterator[str]:
-        """A sentence for each contradiction between these options."""
+        """Yield a sentence for each contradiction between these options."""
         if self.heartbeat_interval >= self.visibility_timeout:
             yield (
                 "expected heartbeat_interval to be less than visibility_timeout "
@@ -208,7 +208,7 @@ def _entry(option: str, glob: Any, options: Any) -> tuple[str, dict[str, Any]]:
 def _parsed(
     parsers: Mapping[str, Parser], given: Mapping[str, Any], shown: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """Parse the options that are set; errors name an option as `shown`."""
+    """Parse the options that are set. Errors name an option as `shown`."""
     given = {name: value for name, value in set_keys(given).items() if name in parsers}
     parsed = all_of(partial(parsers[name], shown(name), value) for name, value in given.items())
     return dict(zip(given, parsed, strict=True))
@@ -222,7 +222,7 @@ def entry_for(entries: Entries, queue: str) -> str | None:
 
 
 def options_of_entry(entries: Entries, glob: str | None, shared: SharedOptions) -> QueueOptions:
-    """The entry's own options and the `shared` ones; `None` is for queues without an entry.
+    """The options of an entry, completed by the `shared` ones; `glob` is `None` for queues without an entry.
 
     Raises:
         OptionError: they contradict each other.
@@ -428,7 +428,7 @@ class Options(SharedOptions):
 
     @classmethod
     def known_names(cls) -> frozenset[str]:
-        """The names that `broker_transport_options` may have, with those of kombu and Celery."""
+        """The names that `broker_transport_options` may have, including those of kombu and Celery."""
         return KOMBU_OPTIONS | {option_name(f.name) for f in fields(cls)}
 
     @classmethod
@@ -436,7 +436,7 @@ class Options(SharedOptions):
         """Check `broker_transport_options`.
 
         Raises:
-            OptionError: naming the option, the value, the bound and, for a misspelt one, the nearest name.
+            OptionError: names the option, the value, the bound and, for a misspelt name, the nearest one.
         """
         declared = {option_name(f.name): f for f in fields(cls)}
         known, errors = cls.known_names(), []
@@ -459,7 +459,7 @@ class Options(SharedOptions):
         _ = self._of_entries  # raises if a queue's options contradict each other
 
     def contradictions(self) -> Iterator[str]:
-        """A sentence for each contradiction between these options."""
+        """Yield a sentence for each contradiction between these options."""
         if self.predefined_exchanges and not self.supports_fanout:
             yield (
                 "predefined_exchanges names topics for fanout exchanges, and supports_fanout is not set: set "
@@ -488,7 +488,7 @@ class Options(SharedOptions):
 
     @cached_property
     def for_queue(self) -> OptionsOfQueue:
-        """Returns the options of a queue, by Celery's name of it. Cached, since each message asks."""
+        """Returns the options of a queue, by Celery's name. Cached, because it is called for each message."""
         return lru_cache(KEPT_QUEUES)(lambda name: self._of_entries[entry_for(self.queues, name)])
 
     @cached_property
@@ -500,7 +500,7 @@ class Options(SharedOptions):
 
     @property
     def has_turns(self) -> bool:
-        """Whether a worker's queues have an order, or some queue a limit of its own."""
+        """Whether a worker's queues have an order, or any queue has a limit of its own."""
         return self.queue_order != "fair" or any(each.max_running for each in self._of_entries.values())
 
     @property
@@ -515,7 +515,7 @@ class Options(SharedOptions):
 
     @property
     def has_metrics(self) -> bool:
-        """Whether metrics are exported: if only `http_address` is set, to a scraper if possible."""
+        """Whether metrics are exported. With only `http_address` set, they are, to a scraper if possible."""
         return bool(self.metrics) or (self.metrics is None and self.http_address is not None)
 
     @property
@@ -530,23 +530,23 @@ class Options(SharedOptions):
 
     @property
     def whole_control_prefix(self) -> str:
-        """The prefix of control queues, `queue_name_prefix` included."""
+        """The prefix of control queues, including `queue_name_prefix`."""
         return sqs_name(f"{self.queue_name_prefix}{self.control_prefix}")
 
     def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:
-        """Kombu's policy for failures of the task in that queue, if one names the task."""
+        """The policy of kombu's for failures of the task in that queue; `None` if none names the task."""
         predefined = predefined_queue(self.predefined_queues, queue, self.queue_name_prefix)
         policy = predefined.backoff if predefined else None
         return policy if policy and task in policy.tasks else None
 
 
 def default_heartbeat(visibility_timeout: float) -> float:
-    """The `heartbeat_interval` by default: two extensions may fail."""
+    """The default of `heartbeat_interval`: two extensions may fail."""
     return visibility_timeout / 3
 
 
 def beyond_horizon(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The visibility timeouts beyond SQS's 12 hours, by option. The options were checked."""
+    """The visibility timeouts longer than SQS's 12 hours, by option. The options were checked."""
     name = "visibility_timeout"
     of_queues = {f"queues[{glob!r}]": own for glob, own in (given.get("queues") or {}).items()}
     named = {name: given, **{f"{entry}[{name!r}]": own for entry, own in of_queues.items()}}

@@ -1,6 +1,6 @@
-"""Errors in reading a message that are transient, told from those that the message causes.
+"""Transient errors in reading a message, as opposed to those that the message causes.
 
-Lack of memory, a service that does not answer, or a nearly full stack is no fault of the message: it can be
+Lack of memory, a service that does not answer, or a nearly full stack is not the message's fault: it can be
 read later, or by another worker.
 """
 
@@ -16,12 +16,12 @@ SYSTEM_ERRORS = (ConnectionError, TimeoutError)
 
 
 def passes(error: BaseException) -> bool:
-    """Returns whether an error, or one that led to it, is transient. Called where it is caught."""
+    """Returns whether an error, or one of its causes, is transient. Call it where the error is caught."""
     return any(map(_is_of_this_process, _causes(error)))
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that led to it: kombu wraps what its decoders raise."""
+    """The error and its causes: kombu wraps what its decoders raise."""
     seen: set[int] = set()
     each: BaseException | None = error
     while each is not None and id(each) not in seen:

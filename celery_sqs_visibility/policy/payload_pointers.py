@@ -21,7 +21,7 @@ SIZE_ATTRIBUTE: Final = "ExtendedPayloadSize"
 LEGACY_SIZE_ATTRIBUTE: Final = "SQSLargePayloadSize"
 SIZE_ATTRIBUTES: Final = frozenset({SIZE_ATTRIBUTE, LEGACY_SIZE_ATTRIBUTE})
 
-#: The Java class that a pointer names. Readers go by the attribute.
+#: The Java class that a pointer names. Readers go by the message attribute instead.
 POINTER_CLASS: Final = "software.amazon.payloadoffloading.PayloadS3Pointer"
 
 #: The end of our own keys, after a UUID.
@@ -31,7 +31,7 @@ _OWN_KEY: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}" + re.e
 
 @dataclass(frozen=True, slots=True)
 class PayloadPointer:
-    """The place of a message's payload; `body` is the message's body as received."""
+    """Where a message's payload is; `body` is the message's body as received."""
 
     bucket: str
     key: str
@@ -45,7 +45,7 @@ class PayloadPointer:
 class ReadablePayloads:
     """The objects that a pointer may name: those of the bucket whose keys begin with the prefix.
 
-    Otherwise a sender could name any object that this process may read.
+    Without that limit a sender could name any object that this process can read.
     """
 
     bucket: str | None = None
@@ -66,7 +66,7 @@ class ReadablePayloads:
         raise UnreadableError(f"its payload is in {pointer}, and only one in payload_store is read: {remedy}")
 
 
-#: Without the option `payload_store`: each pointer is refused.
+#: Without the option `payload_store` every pointer is refused.
 NO_PAYLOADS: Final = ReadablePayloads()
 
 
@@ -76,7 +76,7 @@ def new_key(prefix: str) -> str:
 
 
 def prefix_of(key: str) -> str | None:
-    """The prefix of a key of `new_key`, whose object belongs to one message; `None` for any other key.
+    """The prefix of a key made by `new_key`, whose object belongs to one message; `None` for any other key.
 
     Another producer's object may have several readers, as with Amazon's extended client for SNS.
     """
@@ -85,7 +85,7 @@ def prefix_of(key: str) -> str | None:
 
 
 def pointer_body(bucket: str, key: str) -> str:
-    """The body of a message whose payload is that object, without spaces, as the Java library writes it."""
+    """The body of a message whose payload is that object, without spaces, like the Java library's."""
     return json.dumps([POINTER_CLASS, {"s3BucketName": bucket, "s3Key": key}], separators=(",", ":"))
 
 
@@ -98,7 +98,7 @@ def pointer_in(body: str, attributes: Mapping[str, Any], readable: ReadablePaylo
     """The pointer in a received message; `None` if the body is the payload.
 
     Raises:
-        UnreadableError: the pointer is invalid, or names an object that is not read.
+        UnreadableError: the pointer is invalid, or names an object that may not be read.
     """
     if not attributes or SIZE_ATTRIBUTES.isdisjoint(attributes):
         return None
@@ -115,6 +115,6 @@ def _parsed(body: str) -> PayloadPointer:
         bucket = key = None
     if not (isinstance(bucket, str) and isinstance(key, str) and bucket and key):
         raise UnreadableError(
-            f"it has the attribute {SIZE_ATTRIBUTE}, and its body is no pointer to a payload in S3"
+            f"it has the attribute {SIZE_ATTRIBUTE}, and its body is not a pointer to a payload in S3"
         )
     return PayloadPointer(bucket, key, body)

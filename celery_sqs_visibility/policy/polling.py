@@ -15,30 +15,30 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-#: If a poll does not bring an expected message, the queue is polled again after these seconds. Later the
+#: If a poll does not bring an expected message, the queue is polled again after these seconds. After that the
 #: message is left to the ordinary polls.
 FOLLOW_UP_SECONDS: Final = (0.25, 1.0, 2.0)
 
 #: First sleep of a queue whose `polling_interval` is 0 but whose maximum is not.
 FIRST_SLEEP_SECONDS: Final = 1.0
 
-#: Without a `polling_interval`, empty polls begin at least this far apart. It matters where SQS answers at
-#: once: with `wait_time_seconds=0`, or for a FIFO queue at its limit in flight.
+#: Without a `polling_interval`, empty polls begin at least this far apart. It matters if SQS answers at once:
+#: with `wait_time_seconds=0`, or for a FIFO queue at its limit of messages in flight.
 EMPTY_POLL_SECONDS: Final = 1.0
 
 #: SQS remembers a ReceiveRequestAttemptId for this long (API_ReceiveMessage).
 ATTEMPT_SECONDS: Final = 300.0
 
-#: The most expected messages to remember. Those that come back last are forgotten.
+#: How many expected messages to remember. Those expected last are forgotten.
 MAX_EXPECTED: Final = 10_000
 
 
 class PollSchedule:
-    """The next poll of one queue. Instants are of the monotonic clock. Not thread-safe: its owner locks.
+    """When to poll one queue. Instants are monotonic. Not thread-safe: its owner locks.
 
     Args:
         interval: seconds to sleep after an empty poll.
-        maximum: seconds that the sleep grows to while the queue stays empty.
+        maximum: the longest sleep, reached while the queue stays empty.
     """
 
     def __init__(self, interval: float, maximum: float) -> None:
@@ -46,7 +46,7 @@ class PollSchedule:
         self._maximum = maximum
         self._sleep = interval
         self._sleep_until = 0.0
-        self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, polls in vain so far)
+        self._expected: dict[str, tuple[float, int]] = {}  # message id: (instant, unsuccessful polls so far)
         self._in_order: list[tuple[float, str]] = []  # the same messages: (instant, message id), sorted
 
     def expect(self, message_id: str, at: float) -> bool:
@@ -60,14 +60,14 @@ class PollSchedule:
     def polled(self, now: float, message_ids: Collection[str], *, took: float = math.inf) -> None:
         """Note the end of a poll and the messages that it brought.
 
-        `took` is its duration in seconds; infinite if it was short on purpose.
+        `took` is its duration in seconds; infinity if it was short on purpose.
         """
         self.arrived(message_ids)
         self._follow_up(now)
         if message_ids:
             self._sleep = self._interval
             self._sleep_until = now
-        elif now >= self._sleep_until:  # a poll for an expected message alone leaves the sleep as it is
+        elif now >= self._sleep_until:  # a poll made only for an expected message doesn't change the sleep
             self._sleep_until = now + self._sleep
             self._sleep = min(max(self._sleep * 2, FIRST_SLEEP_SECONDS), self._maximum)
             if not self._interval:
@@ -84,18 +84,18 @@ class PollSchedule:
                 self._forget(message_id)
 
     def next_poll(self) -> float:
-        """The instant of the next poll; in the past: now. Any thread."""
+        """The instant of the next poll, in the past if it is due. Any thread."""
         expected = self.next_expected()
         return self._sleep_until if expected is None else min(self._sleep_until, expected)
 
     def hidden(self, now: float) -> int:
         """Count the hidden messages that come back later, up to `MAX_EXPECTED`. Any thread."""
-        in_order = self._in_order.copy()  # in one step
+        in_order = self._in_order.copy()  # atomic
         return len(in_order) - bisect.bisect_right(in_order, now, key=lambda expected: expected[0])
 
     def next_expected(self) -> float | None:
         """The instant at which the next message comes back; `None` if none is expected. Any thread."""
-        first = self._in_order[:1]  # in one step
+        first = self._in_order[:1]  # atomic
         return first[0][0] if first else None
 
     def _remember(self, message_id: str, at: float, polls: int) -> None:
@@ -109,7 +109,7 @@ class PollSchedule:
             del self._in_order[bisect.bisect_left(self._in_order, (at, message_id))]
 
     def _follow_up(self, now: float) -> None:
-        """Expect again the messages that were due and did not come, once for each follow-up."""
+        """Expect messages again that were due and did not come, once for each follow-up."""
         due = bisect.bisect_right(self._in_order, now, key=lambda expected: expected[0])
         missed, self._in_order = self._in_order[:due], self._in_order[due:]
         for _, message_id in missed:
@@ -120,7 +120,7 @@ class PollSchedule:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A ReceiveRequestAttemptId, and the monotonic instant before the first request that had it."""
+    """A ReceiveRequestAttemptId, and the monotonic instant before the first request that used it."""
 
     id: str
     since: float
@@ -142,7 +142,7 @@ class Attempts:
         self._unanswered: deque[Attempt] = deque()
 
     def begin(self, now: float) -> Attempt:
-        """Choose the attempt for the next request: one without an answer is repeated."""
+        """Choose the attempt for the next request. One that got no answer is repeated."""
         while self._unanswered:
             attempt = self._unanswered.popleft()
             if now - attempt.since < self._lasts:

@@ -40,7 +40,7 @@ TEXTS: Final = {
 #: kombu's retry delays.
 BACKOFF: Final = ("backoff_policy", "backoff_tasks")
 
-#: Keys that mean nothing without another.
+#: Keys that require another key.
 NEEDED: Final = (
     *ACCESS_KEY_PAIRS,
     ("external_id", "sts_role_arn"),
@@ -74,11 +74,11 @@ class BackoffPolicy:
 
 @dataclass(frozen=True, slots=True)
 class PredefinedQueue:
-    """A value of the option. `None` means: as for the connection.
+    """A value of the option. `None` means the connection's setting.
 
     Attributes:
         url: `None` to ask SQS for it, by `owner` and the queue's name.
-        region: the user's, or the URL's.
+        region: given by the user, or that in the URL.
         owner: the number of the AWS account that owns the queue.
     """
 
@@ -101,7 +101,7 @@ def predefined_queue(
 
 
 def name_at_sqs(queues: Mapping[str, PredefinedQueue], name: str, prefix: str = "") -> str:
-    """SQS's name of Celery's queue: that in its URL, if it has one. No request."""
+    """SQS's name of Celery's queue: the one in its URL, if it has one. Makes no request."""
     predefined = predefined_queue(queues, name, prefix)
     url = predefined.url if predefined is not None else None
     return url.rpartition("/")[2] if url else sqs_name(name, prefix)
@@ -172,7 +172,7 @@ def _backoff(where: str, given: Mapping[str, Any]) -> BackoffPolicy | None:
 
 
 def _attempt(name: str, value: Any) -> int:
-    """The number of an attempt; text where the settings come from JSON."""
+    """The number of an attempt, as text if the settings come from JSON."""
     if str(value).isdecimal() and int(value) > 0:
         return int(value)
     raise OptionError(f"expected the keys of {name} to be numbers of attempts, from 1 on, got {value!r}")

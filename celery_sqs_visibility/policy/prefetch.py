@@ -38,10 +38,10 @@ from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 #: Seconds of work, at the measured pace, that a worker holds beyond the tasks that run.
 PREFETCH_SECONDS: Final = 1.0
 
-#: The measured pace counts only if it exceeds Celery's own prefetch count by this factor.
+#: The measured pace counts only if it exceeds Celery's prefetch count by this factor.
 WORTHWHILE: Final = 1.5
 
-#: Of tasks that run this long, no message is held that cannot start at once.
+#: If tasks run this long, no message is held that can't start at once.
 LONG_TASK_SECONDS: Final = 1.0
 
 #: Shorter runs are not measured.
@@ -50,10 +50,10 @@ MIN_TASK_SECONDS: Final = 0.001
 #: The limit for Celery's prefetch count of 0 ("no limit"), well below SQS's 120,000 in flight.
 UNLIMITED: Final = 10_000
 
-#: With more queues than may be polled at once, each idle queue is polled once in this time.
+#: If there are more queues than polls, each idle queue is polled once in this time.
 IDLE_QUEUE_PERIOD_SECONDS: Final = 10
 
-#: As many held messages as there are slots, of this age while nothing runs, are being collected.
+#: If nothing runs, and as many messages as there are slots are held for this long, they are being collected.
 COLLECTED_AFTER_SECONDS: Final = 1.0
 
 #: A poll of a busy queue that has waited this long is not likely to bring anything.
@@ -85,7 +85,7 @@ class Slots:
 
     @property
     def runnable(self) -> int | None:
-        """The most messages for Celery, without those that wait for an ETA or a rate; `None`: any."""
+        """The most messages for Celery, besides those that wait for an ETA or a rate; `None` if unlimited."""
         if self.prefetch_count <= 0:
             return None
         return self.fillable or BATCH_ENTRIES
@@ -96,8 +96,8 @@ def message_limit(
 ) -> int:
     """The most messages that the process may hold, besides those that wait for their ETA.
 
-    Of long tasks, and before the first has run, one for each slot: another worker could run the others. Of
-    shorter tasks up to Celery's prefetch count; of short ones those that run in `prefetch_seconds` at the
+    For long tasks, and before any has run, one for each slot, because other workers could run more. For
+    shorter tasks up to Celery's prefetch count; for short ones as many as run in `prefetch_seconds` at the
     measured pace. If tasks collect messages, at least the prefetch count.
     """
     if task_seconds is None or task_seconds >= LONG_TASK_SECONDS:
@@ -109,7 +109,7 @@ def message_limit(
 
 
 class Snapshot(NamedTuple):
-    """The messages that a process holds and asks for now, and the queue to poll.
+    """What a process holds and asks for now, and the queue to poll.
 
     No number includes messages that wait for their ETA.
     """
@@ -120,15 +120,15 @@ class Snapshot(NamedTuple):
     occupied: int = 0  # messages that are held, and runs whose messages were settled when they began
     expected: int = 0  # messages asked for by polls that are likely to bring them
     unlikely: int = 0  # messages asked for by all other polls
-    idle_polls: int = 0  # how many other polls those are, but for those of queues that may overtake this one
-    queues: int = 1  # that are consumed
-    overtakers: int = 0  # those of them that may overtake this one, if it may overtake none
-    unpolled: int = 0  # other queues without a poll in flight
-    unpolled_busy: int = 0  # the busy ones among them
-    busy: bool = False  # whether this queue is
+    idle_polls: int = 0  # number of those other polls, except of queues that may overtake this one
+    queues: int = 1  # number of consumed queues
+    overtakers: int = 0  # number of queues that may overtake this one, if it may overtake none
+    unpolled: int = 0  # number of other queues without a poll in flight
+    unpolled_busy: int = 0  # number of busy ones among them
+    busy: bool = False  # whether this queue is busy
     polled: bool = False  # whether it has a poll in flight
-    own_unlikely: int = 0  # messages asked for by its own polls that are not likely to come
-    most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 of a FIFO queue
+    own_unlikely: int = 0  # messages asked for by its polls that are not likely to bring them
+    most: int = BATCH_ENTRIES  # messages that it may ask for in one request: 1 in a FIFO queue
     fifo_capacity: int | None = None  # messages of FIFO queues that may be asked for, if this queue is one
     room: int | None = None  # messages that this queue may still ask for by its own limit, if it has one
     ahead: int | None = None  # its messages that wait or are asked for, if they may overtake other queues'
@@ -140,7 +140,7 @@ class Snapshot(NamedTuple):
         As many as can start, plus what Celery's prefetch count allows; more if otherwise not every queue
         could be polled once in `IDLE_QUEUE_PERIOD_SECONDS`.
         """
-        # Short tasks within the limit keep no slot for long.
+        # Short tasks within the limit do not occupy a slot for long.
         taken = max(0, self.occupied - self.limit) if self.limit > self.slots else self.occupied
         free = self.slots - taken
         if free <= 0:
@@ -162,7 +162,7 @@ class Ask:
 
 
 def ask_for(now: Snapshot) -> Ask | None:
-    """Choose the poll that this queue may make now; `None` if it has to wait."""
+    """Choose the poll that this queue may make now; `None` if it must wait."""
     capacity = now.limit - now.occupied - now.expected
     polls = max(capacity, now.spare)
     wait = WAIT_TIME_SECONDS
@@ -185,9 +185,9 @@ def ask_for(now: Snapshot) -> Ask | None:
 
 
 def _to_overtake(now: Snapshot, ahead: int) -> int:
-    """The messages of a poll of a queue that may overtake others; 0 if enough of its messages wait here.
+    """The messages to ask for in a queue that may overtake others; 0 if enough of its messages wait here.
 
-    Enough are one message of long tasks, or one for ten slots, and a batch of short tasks.
+    Enough is one message of long tasks, or one for ten slots, and a batch of short tasks.
     """
     enough = 1 if now.most == 1 else max(1, now.slots // BATCH_ENTRIES, now.limit - now.slots)
     return min(now.most, enough - ahead) if ahead * 2 < enough else 0

@@ -1,7 +1,7 @@
 r"""Text that somebody else wrote, fit for terminals and logs.
 
-A terminal obeys control characters (C0 and C1). Marks of text direction, and separators of lines, make a line
-look like another.
+A terminal obeys control characters (C0 and C1). Marks of text direction and line separators can disguise a
+line as another.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _INDENTATION: Final = "\t\n"
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Write such characters as in a Python literal: `\x1b`, `\u202e`; those of `keep` stay."""
+    r"""Write such characters as in a Python literal: `\x1b`, `\u202e`. Those in `keep` stay."""
     return UNPRINTABLE.sub(
         lambda found: found[0] if found[0] in keep else found[0].encode("unicode_escape").decode(), text
     )
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, with line breaks and tabs."""
+    """Do what `printable` does, but keep line breaks and tabs."""
     return printable(text, keep=_INDENTATION)
 
 

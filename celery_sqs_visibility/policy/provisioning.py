@@ -17,7 +17,7 @@ from celery_sqs_visibility.policy.queue_names import (
 )
 from celery_sqs_visibility.policy.quotas import RETENTION_SECONDS
 
-#: Receives beyond the attempts: for releases at deploys, and a wait for an ETA.
+#: Receives beyond the attempts: for releases in deploys, and for a wait for an ETA.
 SPARE_RECEIVES: Final = 3
 
 #: Celery's default of `max_retries` (celery/app/task.py).
@@ -26,10 +26,10 @@ DEFAULT_MAX_RETRIES: Final = 3
 #: The largest maxReceiveCount (API_SetQueueAttributes).
 MAX_RECEIVES: Final = 1000
 
-#: Follows the name of a queue, before `.fifo`.
+#: Suffix of the name of a dead-letter queue, before `.fifo`.
 DEAD_LETTER_SUFFIX: Final = "-dead"
 
-#: Attributes that a dead-letter queue takes over from `sqs-creation-attributes`.
+#: Attributes that a dead-letter queue gets from `sqs-creation-attributes`.
 ENCRYPTION: Final = ("KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "SqsManagedSseEnabled")
 
 
@@ -38,8 +38,8 @@ class QueuePlan:
     """A queue as it should be.
 
     Attributes:
-        name: Celery's; of a dead-letter queue, SQS's without the prefix.
-        sqs_name: SQS's.
+        name: Celery's name; for a dead-letter queue, SQS's without the prefix.
+        sqs_name: SQS's name.
         attributes: for CreateQueue, without the redrive policy.
         dead_letters: SQS's name of its planned dead-letter queue.
         max_receive_count: of its planned redrive policy.
@@ -57,10 +57,10 @@ class QueuePlan:
 
 
 def required_max_receive_count(max_retries: Iterable[int | None]) -> int:
-    """The least `maxReceiveCount` that leaves every task of a queue all its attempts.
+    """The smallest `maxReceiveCount` that allows every task of a queue all its attempts.
 
     Args:
-        max_retries: of the queue's tasks; `None` leaves the end to the queue.
+        max_retries: of the queue's tasks; `None` leaves the limit to the queue.
     """
     limits = [limit for limit in max_retries if limit is not None]
     attempts = max(limits, default=DEFAULT_MAX_RETRIES) + 1
@@ -78,7 +78,7 @@ def _alike(letters: str, queue: str) -> str:
 
 
 def dead_letter_attributes(name: str) -> dict[str, str]:
-    """Attributes of a new dead-letter queue: it keeps a message as long as SQS allows."""
+    """Attributes of a new dead-letter queue, which keeps a message as long as SQS allows."""
     return creation_attributes(name, {RETENTION: str(RETENTION_SECONDS)})
 
 
@@ -104,7 +104,7 @@ def plan_queues(
 
 
 def why_impossible(plans: Iterable[QueuePlan]) -> str | None:
-    """Why SQS refuses one of these queues, with the remedy; `None` if it takes all."""
+    """Why SQS would refuse one of these queues, with the remedy; `None` if it accepts all."""
     plans = list(plans)
     of_letters = {plan.dead_letters for plan in plans}
     for plan in plans:

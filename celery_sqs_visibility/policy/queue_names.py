@@ -11,7 +11,7 @@ FIFO_SUFFIX: Final = ".fifo"
 
 MAX_NAME_CHARACTERS: Final = 80
 
-# kombu.transport.SQS.CHARS_REPLACE_TABLE: a fleet that migrates one process at a time shares its queues.
+# From kombu.transport.SQS.CHARS_REPLACE_TABLE, because a migrating fleet shares its queues.
 _LEGAL_CHARACTERS: Final = str.maketrans(
     {mark: "_" for mark in string.punctuation if mark not in "-_."} | {".": "-"}
 )
@@ -27,19 +27,19 @@ def sqs_name(name: str, prefix: str = "") -> str:
 
 
 def why_illegal(sqs_name: str) -> str | None:
-    """Why SQS takes no queue of that name, with the remedy; `None` if it does."""
+    """Why SQS refuses a queue of that name, with the remedy; `None` if it accepts it."""
     if len(sqs_name) > MAX_NAME_CHARACTERS:
         return (
             f"it has {len(sqs_name)} characters, and SQS takes {MAX_NAME_CHARACTERS}, '.fifo' included: "
             "shorten it, or the option queue_name_prefix"
         )
     if not _LEGAL_NAME.fullmatch(sqs_name):
-        return "SQS takes letters of ASCII, digits, hyphens and underscores: rename the queue"
+        return "SQS takes ASCII letters, digits, hyphens and underscores: rename the queue"
     return None
 
 
 def arn_of(service: str, region: str, account: str, name: str) -> str:
-    """The ARN of a thing that has a region and an account."""
+    """The ARN of a resource that has a region and an account."""
     return f"arn:{partition_of(region)}:{service}:{region}:{account}:{name}"
 
 
@@ -76,7 +76,7 @@ RETENTION: Final = "MessageRetentionPeriod"
 #: Whether a queue is a FIFO queue, which it is for ever.
 FIFO: Final = "FifoQueue"
 
-#: Attributes of FIFO queues alone.
+#: Attributes that only FIFO queues have.
 FIFO_ATTRIBUTES: Final = frozenset(
     {FIFO, "ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit"}
 )
@@ -100,23 +100,23 @@ ATTRIBUTES: Final = (
     "VisibilityTimeout",
 )
 
-#: SQS's own key, which needs no permission in the queue's account: everybody there may use it through SQS.
+#: SQS's own key, which needs no permission: everybody in the queue's account may use it through SQS.
 AMAZONS_KEY: Final = "alias/aws/sqs"
 
 
 def key_in(attributes: Mapping[str, str]) -> str:
-    """The KMS key that a queue is encrypted with: its ARN, id or alias; "" of none, and of SQS's own."""
+    """The KMS key that a queue is encrypted with: its ARN, id or alias; "" for none or SQS's own."""
     key = attributes.get(KEY, "")
     return "" if key.endswith(AMAZONS_KEY) else key
 
 
 def creation_attributes(name: str, attributes: Mapping[str, str]) -> dict[str, str]:
-    """Attributes as a queue of that name of SQS's can have them: SQS refuses those of the other kind."""
+    """The attributes that a queue of that name can have: SQS refuses those of the other kind."""
     if name.endswith(FIFO_SUFFIX):
         return {**attributes, FIFO: "true"}
     return {key: value for key, value in attributes.items() if key not in FIFO_ATTRIBUTES}
 
 
 def redrive_policy(dead_letter_arn: object, max_receive_count: object) -> dict[str, object]:
-    """The document that is the value of `REDRIVE_POLICY`."""
+    """The document to store as `REDRIVE_POLICY`."""
     return {"deadLetterTargetArn": dead_letter_arn, "maxReceiveCount": max_receive_count}

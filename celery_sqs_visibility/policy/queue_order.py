@@ -10,8 +10,8 @@ from celery_sqs_visibility.policy.options import OptionsOfQueue, Order
 class QueueOrder:
     """Chooses the queue whose message runs next. Not thread-safe: its owner locks.
 
-    Queues of the same rank share the turns by smooth weighted round robin, as nginx does: at each turn every
-    queue gains credit by its weight; the queue with the most credit has the turn and pays all that was
+    Queues of the same rank share the turns by smooth weighted round robin, like nginx: at each turn every
+    queue gains credit by its weight; the queue with the most credit gets the turn and pays what all have
     gained. A queue without messages loses its credit, so a pause earns no burst. A queue of weight `w` among
     queues of total weight `W` waits at most `W / w` plus the number of queues, rounded up, turns.
     """
@@ -21,7 +21,7 @@ class QueueOrder:
         self._options_of = options_of
         self._credits: dict[str, int] = {}
         self._queues: set[str] = set()
-        self._before_last: frozenset[str] = frozenset()  # those of them whose rank is not the last
+        self._before_last: frozenset[str] = frozenset()  # the queues whose rank is not the last
 
     def add(self, queue: str) -> None:
         """Add a queue that is consumed. Idempotent."""
@@ -44,7 +44,7 @@ class QueueOrder:
         return frozenset() if queue in self._before_last else self._before_last
 
     def next(self, waiting: Collection[str]) -> str:
-        """Choose among the queues that have messages waiting, one or more."""
+        """Choose among queues with waiting messages, at least one."""
         if self.order == "strict":
             first = min(map(self.rank, waiting))
             waiting = [queue for queue in waiting if self.rank(queue) == first]

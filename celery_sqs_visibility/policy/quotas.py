@@ -17,10 +17,10 @@ MESSAGE_BYTES: Final = 1024 * 1024
 #: `MaximumMessageSize` says otherwise.
 TOPIC_MESSAGE_BYTES: Final = 256 * 1024
 
-#: Longest visibility timeout, counted from the receive: SQS refuses what lies beyond, it does not clamp.
+#: Longest visibility timeout, counted from the receive. SQS refuses a longer one; it does not clamp it.
 VISIBILITY_HORIZON_SECONDS: Final = 12 * 60 * 60
 
-#: How far to stay below it: SQS saw the receive a little earlier than we did.
+#: How far to stay below that: SQS registered the receive a little earlier than we did.
 HORIZON_MARGIN_SECONDS: Final = 2
 
 #: Shortest, longest and default MessageRetentionPeriod.
@@ -28,11 +28,11 @@ MIN_RETENTION_SECONDS: Final = 60
 RETENTION_SECONDS: Final = 14 * 24 * 60 * 60
 DEFAULT_RETENTION_SECONDS: Final = 4 * 24 * 60 * 60
 
-#: Messages of one queue in flight, held by workers or hidden: approximately, and unless AWS has raised it.
-#: Beyond it long polls, and all polls of a FIFO queue, bring no messages and no error.
+#: Messages of one queue in flight, held by workers or hidden; approximate, and unless AWS has raised it.
+#: Above it long polls, and all polls of a FIFO queue, bring no messages and no error.
 IN_FLIGHT_MESSAGES: Final = 120_000
 
-#: From here on people are warned.
+#: From this number on a warning is logged.
 MANY_IN_FLIGHT_MESSAGES: Final = IN_FLIGHT_MESSAGES * 8 // 10
 
 #: Longest long poll.

@@ -1,8 +1,8 @@
 """Retries of a message: whether it comes back when a run ends, how often, and after how long.
 
-The pool's child decides, since it has the exception (`task.tracing`); where the child is gone, the main
-process decides with the same functions (`worker.visibility_request`). After any other end Celery
-acknowledges or rejects the message (celery/worker/request.py).
+The pool's child decides, because it has the exception (`task.tracing`). If the child is gone, the main
+process decides with the same functions (`worker.visibility_request`). After any other end Celery acknowledges
+or rejects the message (celery/worker/request.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RELEASES_FORGIVEN: Final = 3
 def attempts_made(receive_count: int, parkings: int, published_retries: int) -> int:
     """Count the attempts before this one: Celery's `request.retries`.
 
-    Every receive but the known parks counts: a worker that was killed leaves no other trace.
+    Every receive except known parks counts: a worker that was killed leaves no other trace.
     `published_retries` are those of Celery's own retries, from the message's header.
     """
     return published_retries + max(0, receive_count - 1 - parkings)
@@ -42,7 +42,7 @@ def attempts_made(receive_count: int, parkings: int, published_retries: int) -> 
 def attempts_allowed(
     retries: int, max_retries: int | None, receive_count: int, max_receive_count: int | None
 ) -> int | None:
-    """Count the attempts that a message has in all; `None` is no limit.
+    """Count the attempts that a message has in total; `None` if there is no limit.
 
     The limit is `max_retries + 1`, or what the queue's `maxReceiveCount` leaves: after that SQS moves the
     message to the dead-letter queue.
@@ -62,16 +62,16 @@ def is_last_attempt(
 
 
 def are_spent(retries: int, max_retries: int | None) -> bool:
-    """Returns whether all attempts are used, and more receives than releases explain."""
+    """Returns whether all attempts are used up, with more receives than releases could explain."""
     return max_retries is not None and retries - max_retries > RELEASES_FORGIVEN
 
 
 def is_permanently_unreadable(receive_count: int, seconds_known: float, *, others_may: bool) -> bool:
-    """Returns whether an unreadable message of a FIFO queue is given up, so that its group goes on.
+    """Returns whether to give up an unreadable message of a FIFO queue, so that its group goes on.
 
     Args:
         receive_count: of the message.
-        seconds_known: since its first receive.
+        seconds_known: time since its first receive.
         others_may: whether another worker may know its task.
     """
     kept_for = UNKNOWN_TASK_SECONDS if others_may else 0.0
@@ -125,11 +125,11 @@ class DelayFunction:
     longest: float = VISIBILITY_HORIZON_SECONDS
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
-        """The function's seconds, 12 hours at most by default: a steep backoff soon exceeds them.
+        """The function's result, by default at most 12 hours, which a steep backoff soon exceeds.
 
         Raises:
             ValueError: the function returned neither `None` nor a number of seconds.
-            Exception: the function's own.
+            Exception: of the function.
         """
         seconds = self.function(retries, exc)
         if seconds is None:
@@ -143,8 +143,8 @@ class DelayFunction:
 class ExponentialBackoff:
     """A callable for `error_visibility_timeout`: `base * 2 ** retries` seconds, at most `maximum`.
 
-    With `jitter` (the default) the delay is between half of that and all of it, so messages that failed
-    together come back apart.
+    With `jitter` (the default) the delay is between half of that and all of it, so that messages that failed
+    together are spread.
     """
 
     base: float = 1
@@ -152,8 +152,8 @@ class ExponentialBackoff:
     jitter: bool = True
 
     def __call__(self, retries: int, exc: BaseException | None = None) -> float:  # noqa: ARG002
-        """Seconds to hide a message of which `retries` runs failed before."""
-        # 2 ** 64 is beyond any maximum, and a float that big still multiplies.
+        """Seconds to hide a message after `retries` earlier failures."""
+        # 2 ** 64 is beyond any maximum, and can still be multiplied as a float.
         seconds = min(self.maximum, self.base * 2.0 ** min(retries, 64))
         return random.uniform(seconds / 2, seconds) if self.jitter else seconds  # noqa: S311
 
@@ -245,7 +245,7 @@ def choose_delay(
     countdown: float | None = None,
     failed: Callable[[], object] = lambda: None,
 ) -> float | None:
-    """Choose how many seconds to hide a failed message; `None` is the rest of its visibility timeout.
+    """Choose how many seconds to hide a failed message; `None` lets its visibility timeout run out.
 
     Args:
         rules: of the task and the transport.
@@ -273,5 +273,5 @@ def choose_delay(
 
 
 def whole_seconds(delay: float) -> int:
-    """Round the delay up to whole seconds, as SQS takes it."""
+    """Round the delay up to whole seconds, which SQS requires."""
     return math.ceil(delay)

@@ -19,17 +19,17 @@ def until_horizon(horizon: float, now: float) -> float:
 
 
 def is_inactive(last_sign: float, timeout: float, awake_since: float, now: float) -> bool:
-    """Returns whether a run has shown no life for `timeout` seconds; a sleep of the machine does not count.
+    """Returns whether a run was silent for `timeout` seconds, not counting a sleep of the machine.
 
     Args:
         last_sign: its last sign of life.
         timeout: its `inactivity_timeout`.
         awake_since: the end of the machine's last sleep.
-        now: the present instant.
+        now: the current instant.
     """
     return now - max(last_sign, awake_since) >= timeout
 
 
 def latest_wake(awake_since: float, checked: float, now: float) -> float:
-    """The end of the machine's last sleep, after checks at `checked` and `now`."""
+    """The end of the machine's last sleep, given that checks were made at `checked` and `now`."""
     return now if now - checked > MAX_CHECK_INTERVAL_SECONDS else awake_since

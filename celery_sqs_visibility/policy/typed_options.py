@@ -1,6 +1,6 @@
-"""Types for type checkers, which find misspelt names and values of another type.
+"""Types for type checkers, which find misspelt names and values of the wrong type.
 
-tests/unit/policy/test_typed_options.py compares their keys with the options and settings that there are.
+tests/unit/policy/test_typed_options.py compares their keys with the actual options and settings.
 """
 
 from __future__ import annotations
@@ -116,5 +116,7 @@ class TaskSettings(TypedDict, total=False):
     inactivity_timeout: float | None
     exclusive: bool | Callable[[Any, Any], str | int]
     exclusive_ttl: float | None
+    brake_on: Sequence[type[BaseException]]
+    brake: str | None
     sqs_event: str | Sequence[str] | None
     sqs_event_per: Literal["record", "message"]

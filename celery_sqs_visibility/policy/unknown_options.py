@@ -1,4 +1,4 @@
-"""Names that are no transport option, and what to do instead. Imported only where one is given."""
+"""Names that are not transport options, and what to do instead. Imported only if one is given."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OF_ANOTHER_TRANSPORT: Final = (
 
 
 def refusals(given: Mapping[str, Any], valid: Collection[str]) -> list[OptionError]:
-    """The errors about names that are no option. One that has a remedy may be there if it is not set."""
+    """The errors for names that are not options. One with a remedy is ignored if its value is empty."""
     return [_refusal(name, valid) for name, value in given.items() if value or name not in REMEDIES]
 
 

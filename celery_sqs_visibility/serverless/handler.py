@@ -67,7 +67,7 @@ SHUT_DOWN: Final = (
 #: The `eventSource` of SQS's records.
 SOURCE: Final = "aws:sqs"
 
-#: Members of a record, and their names in ReceiveMessage's answer.
+#: Members of a record, by their names in ReceiveMessage's answer.
 MEMBERS: Final = {
     "messageId": "MessageId",
     "receiptHandle": "ReceiptHandle",
@@ -83,13 +83,13 @@ Answer = dict[str, list[dict[str, str]]]
 def lambda_handler(
     app: Celery[Any], *, clock: Clock = SYSTEM_CLOCK, sleep: Callable[[float], object] = NEVER.wait
 ) -> Callable[[Any, Any], Answer]:
-    """Make the handler of a Lambda function that runs the app's tasks. It makes no request.
+    """Make the handler of a Lambda function that runs the app's tasks. Makes no request.
 
     The event source mapping must have `ReportBatchItemFailures` as its function response type: without it
-    Lambda deletes what has failed.
+    Lambda deletes messages that failed.
 
     Args:
-        app: its broker transport is this package's.
+        app: an app on this package's broker transport.
         clock: for tests.
         sleep: for tests.
 
@@ -125,15 +125,8 @@ class Function:
         self._warned_of_groups = False
         self._holder = InvocationHolder(context, clock, open_lease_table(), sleep)
         self._runs = Runs(app, context)
-        options = context.options
-        self._writes_metrics = EMF in (options.metrics or ())
-        self._decoder = Decoder(
-            context.decode_for_worker,
-            options.for_queue,
-            clock,
-            self._holder,
-            readable=options.readable_payloads,
-        )
+        self._writes_metrics = EMF in (context.options.metrics or ())
+        self._decoder = Decoder(context.decode_for_worker, self._holder, clock)
 
     def __call__(self, event: Any, invocation: Any) -> Answer:
         """Run the messages of an invocation, one after the other.
@@ -152,7 +145,7 @@ class Function:
         return {"batchItemFailures": [{"itemIdentifier": message_id} for message_id in failed]}
 
     def _decoded(self, records: list[dict[str, Any]], until: float) -> list[Any]:
-        """The deliveries with content and message, in the order in which they run.
+        """The deliveries with their content and message, in the order in which they will run.
 
         A run's lease ends with the invocation.
         """
@@ -169,14 +162,14 @@ class Function:
         return sorted(arrived, key=lambda each: getattr(each[1], "eta", None) or 0.0)
 
     def _warn_of_groups(self, queue: Queue, deliveries: list[Delivery]) -> None:
-        """Warn once that a failure costs each later message of its group an attempt: SQS counts a receive."""
+        """Warn once that a failure costs the later messages of its group an attempt each."""
         most = max(Counter(delivery.facts.group for delivery in deliveries).values(), default=0)
         if most > 1 and not self._warned_of_groups:
             self._warned_of_groups = True
             logger.warning(SEVERAL_OF_A_GROUP, most, queue.name)
 
     def _run_all(self, arrived: list[Any], until: float) -> None:
-        """Run messages until then; give back the others, and those after a failure in FIFO groups."""
+        """Run messages until that instant. Give back the rest, and those after a failure in FIFO groups."""
         longest, left, stopped = 0.0, [], set()
         for delivery, content, message in arrived:
             began = self._clock.monotonic()
@@ -189,7 +182,7 @@ class Function:
             except SystemExit as error:
                 logger.warning(SHUT_DOWN, delivery.queue.name, error, delivery.facts.message_id)
                 delivery.settle(delivery.after_an_error())
-                until = began  # nothing is begun any more
+                until = began  # start no more
             longest = max(longest, self._clock.monotonic() - began)
             if group is not None and delivery.facts.message_id not in self._holder.done:
                 stopped.add(group)
@@ -248,7 +241,7 @@ def records_of(event: Any) -> list[dict[str, Any]]:
     """The records of an invocation.
 
     Raises:
-        ValueError: the event is not of an SQS event source mapping.
+        ValueError: the event is not from an SQS event source mapping.
     """
     records = event.get("Records") if isinstance(event, dict) else None
     if not isinstance(records, list) or not all(_is_from_sqs(record) for record in records):
@@ -262,7 +255,7 @@ def records_of(event: Any) -> list[dict[str, Any]]:
 
 
 def message_of(record: Mapping[str, Any]) -> ReceivedMessage:
-    """The record as a message of ReceiveMessage's answer."""
+    """The record in the form of a message of ReceiveMessage's answer."""
     message: dict[str, Any] = {theirs: record[name] for name, theirs in MEMBERS.items() if name in record}
     attributes = record.get("messageAttributes") or {}
     message["MessageAttributes"] = {name: _attribute(value) for name, value in attributes.items()}
@@ -284,7 +277,7 @@ def _attribute(value: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def count_invocation(clock: Clock) -> Iterator[None]:
-    """Count the outcomes of an invocation's messages, and log a line for each queue at its end. One thread.
+    """Count the outcomes of an invocation's messages, and log them by queue at the end. One thread.
 
     CloudWatch makes metrics of these lines.
     """

@@ -36,33 +36,33 @@ NOT_HIDDEN: Final = (
 
 NO_TIME: Final = "no time was left before Lambda's timeout"
 
-#: Bound of the wait for an ETA within an invocation, which Lambda bills. A delay of a publisher, or a wait in
-#: SQS, ends up to a second before the ETA. Of Lambda's default timeout, 3 s, the rest remains for the run.
+#: The longest wait for an ETA within an invocation, which Lambda bills. A publisher's delay, or a wait in
+#: SQS, ends up to a second before the ETA. Lambda's default timeout is 3 s; the rest is for the run.
 MAX_ETA_WAIT_SECONDS: Final = 2
 
-#: Nothing new begins in this time before Lambda's timeout: the function has to answer.
+#: No run begins in this time before Lambda's timeout, because the function must still answer.
 ANSWER_SECONDS: Final = 1.0
 
-#: No further copy begins in this time before that: one request must end, and one sends the other records.
+#: No copy begins in this time before that: one request must end, and another sends the remaining records.
 COPY_SECONDS: Final = 1.5
 
-#: Requests are not awaited in this time before Lambda's timeout: the answer must reach Lambda.
+#: Requests are abandoned this long before Lambda's timeout, because the answer must reach Lambda.
 REPORT_SECONDS: Final = 0.3
 
-#: Between two checks of the remaining time, while copies are sent.
+#: The interval at which the remaining time is checked while copies are sent.
 CHECK_SECONDS: Final = 0.05
 
 
 class InvocationHolder(DeliveryHolder):
-    """The holder of a function's deliveries, on the inline driver: a method returns once SQS has answered.
+    """Holder of a function's deliveries, on the inline driver: its methods return when SQS has answered.
 
-    The time left for the function bounds each request: a request that Lambda's timeout cuts off would bring
-    back the messages of all tasks that have succeeded. So a settlement that fails is not tried again.
+    The function's remaining time limits each request: a request cut off by Lambda's timeout would bring back
+    the messages of all tasks that have succeeded. So a failed settlement is not retried.
 
-    A message that is done is left to Lambda, which deletes what the function does not report as failed.
+    A finished message is left to Lambda, which deletes messages that the function does not report as failed.
 
     Attributes:
-        done: the ids of the messages that Lambda is to delete, since the last `begin`.
+        done: the ids of the messages that Lambda should delete, since the last `begin`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class InvocationHolder(DeliveryHolder):
             check=CHECK_SECONDS,
         )
         self._inline = pump = InlinePump(clock, self.in_time)
-        super().__init__(options, context.redrive, clock, pump, context.outgoing, 0.0, copies)
+        super().__init__(options, context.redrive, pump, context.outgoing, 0.0, copies)
         self.settler.batches.tries_again = False
         self.dead_letters.worker_name = context.worker_name
         self.give_leases(leases)
@@ -99,7 +99,7 @@ class InvocationHolder(DeliveryHolder):
         self.done.clear()
 
     def hold(self, deliveries: Sequence[Delivery], until: float) -> set[Delivery]:
-        """Hold them until the invocation ends at that monotonic instant. Returns those that are to run."""
+        """Hold messages until the invocation ends at that monotonic instant. Returns those to run."""
         for delivery in deliveries:
             delivery.deadline = until
         new = set()
@@ -116,12 +116,12 @@ class InvocationHolder(DeliveryHolder):
         return settled
 
     def extend(self, delivery: Delivery, until: float) -> None:
-        """Hide the message until then. The run still ends with the invocation, so the deadline stays.
+        """Hide the message until that instant. The run still ends with the invocation, so its deadline stays.
 
         Raises:
-            TimeoutError: SQS did not do it. `Visibility.extend`, which called this, raises it.
+            TimeoutError: SQS did not confirm it. `Visibility.extend`, the caller, raises it to the task.
         """
-        seconds, ends = math.ceil(until - self._clock.monotonic()), delivery.deadline
+        seconds, ends = math.ceil(until - self._now()), delivery.deadline
         super().extend(delivery, until)
         self._work_off()
         delivery.deadline = ends
@@ -140,11 +140,11 @@ class InvocationHolder(DeliveryHolder):
     def _work_off(self) -> None:
         self._inline.work_off()
         while self.copies.pending.unfinished:
-            self._sleep(max(0.0, self._inline.next_due() - self._clock.monotonic()))
+            self._sleep(max(0.0, self._inline.next_due() - self._now()))
             self._inline.work_off()
 
     def _carry_out(self, delivery: Delivery, settlement: Direct, now: float) -> Ending | None:
-        """Lambda deletes what is done; what lapses comes back after the queue's visibility timeout."""
+        """Leave finished messages to Lambda, and lapsed ones to the queue's visibility timeout."""
         if isinstance(settlement, Delete):
             self.done.add(delivery.facts.message_id)
         if isinstance(settlement, (Delete, Lapse)):
@@ -167,14 +167,14 @@ class InvocationHolder(DeliveryHolder):
             logger.warning(NOT_HIDDEN, delivery.queue.name, error)
 
     def in_time(self, request: Callable[[], T], reserve: float = REPORT_SECONDS) -> T:
-        """Make a request on a thread, and abandon it `reserve` seconds before the timeout.
+        """Make a request in a thread, and abandon it `reserve` seconds before the timeout.
 
         Raises:
-            UnavailableError: there was no time; SQS may have got the request, or may get it yet.
-            SQSError: the request's own.
+            UnavailableError: time was up; SQS may have got the request, or may still get it.
+            SQSError: of the request.
         """
         answer: Future[T] = Future()
-        left = self._until - reserve - self._clock.monotonic()
+        left = self._until - reserve - self._now()
         if left > 0:
             if start_thread(partial(_answer, answer, request), "sqs-lambda") is None:
                 return request()

@@ -1,4 +1,4 @@
-"""Runs of tasks in a Lambda function's process, with a worker's requests, which decide as in a worker."""
+"""Runs of tasks in a Lambda function's process, with the request classes and decisions of a worker."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ logger = logging.getLogger(__name__)
 class Runs:
     """Makes requests and runs them, as Celery's consumer does in a worker.
 
-    Args:
-        app: the app of the tasks.
-        context: its `worker_name` is that of the function.
-
     Attributes:
-        key_leases: of exclusive tasks; `None` where no task is exclusive.
+        key_leases: of exclusive tasks; `None` if no task is exclusive.
     """
 
     def __init__(self, app: Celery[Any], context: BrokerContext) -> None:
@@ -49,7 +45,7 @@ class Runs:
         watch_runs(self._pool, worker)
         # Not started in Lambda: a lease lasts as long as the invocation, and the run itself releases its key.
         self.key_leases = worker.key_leases = open_key_leases(context, app.tasks.values())
-        # The parts of a consumer that stand before what Celery would do with bad messages.
+        # A stand-in for the parts of a consumer that check messages before Celery handles them.
         consumer = SimpleNamespace(strategies=app.tasks, create_task_handler=lambda: self._run)
         self._bad_messages = BadMessages(consumer)
         self._run_valid = consumer.create_task_handler()
@@ -58,7 +54,7 @@ class Runs:
         """Run the task of a message, which settles its delivery.
 
         Raises:
-            SystemExit: the task's, `WorkerShutdown` or `WorkerTerminate`: the delivery is not settled.
+            SystemExit: of the task, or `WorkerShutdown` or `WorkerTerminate`: the delivery is not settled.
         """
         channel = SimpleNamespace(decode_body=_decode_body, context=self._context)
         message = Message(payload, channel, accept=self._accept, delivery=delivery)
@@ -74,7 +70,7 @@ class Runs:
             delivery.settle(delivery.after_an_error())
 
     def _run(self, message: Any) -> None:
-        """As `Consumer.create_task_handler` and `celery.worker.strategy.default`, without ETA and rates."""
+        """Do what `create_task_handler` and `strategy.default` do in a worker, without ETAs and rates."""
         in_headers = "task" in message.headers
         body = None if in_headers else message.payload
         name = (message.headers if in_headers else body if isinstance(body, dict) else {}).get("task")
@@ -94,7 +90,7 @@ class Runs:
         else:
             parts = message.body, message.headers, False, self._app.uses_utc_timezone()
         content, headers, decoded, utc = parts
-        bind_request_class(task, self._worker)  # it may be registered late, by an import
+        bind_request_class(task, self._worker)  # late, because an import may register the task
         make = cast("Any", request).create_request_cls(
             task.Request, task, self._pool, self._context.worker_name, None, trace=self._trace, app=self._app
         )
@@ -111,10 +107,10 @@ class Runs:
 
 
 def _decode_body(body: Any, encoding: str | None = None) -> Any:
-    """As `virtual.Channel.decode_body`."""
+    """Do what `virtual.Channel.decode_body` does."""
     return Base64().decode(body) if encoding == "base64" else body
 
 
 def _run_here(target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> None:
-    """A pool's `apply_async`, as that of Celery's solo pool: the run is over then. No time limit ends it."""
+    """An `apply_async` like that of Celery's solo pool: runs the task before it returns. No time limits."""
     apply_target(target, args, kwargs, options.get("callback"), options.get("accept_callback"))

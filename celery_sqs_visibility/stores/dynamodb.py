@@ -1,7 +1,7 @@
 """Store in DynamoDB: an item for each key, changed by conditional `UpdateItem` requests.
 
-DynamoDB does not tell its time, so instants are wall time of the machine that asks. The attribute `expires`
-is for the table's time to live, which removes items late; no decision depends on it.
+DynamoDB does not tell its time, so instants are wall-clock times of the machine that asks. The attribute
+`expires` is for the table's time to live, which removes items late; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FREE: Final = (
     "AND (attribute_not_exists(lease_until) OR lease_until <= :now OR #owner = :owner)"
 )
 
-#: The caller owns the key, also after its lease has lapsed, until it releases the key or another acquires it.
+#: The caller owns the key, even after its lease has lapsed, until it releases the key or another acquires it.
 _OWNED: Final = "#owner = :owner AND attribute_exists(lease_until)"
 
 

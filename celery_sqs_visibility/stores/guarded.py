@@ -44,7 +44,7 @@ class GuardedStore(ExclusiveStore):
 
     Args:
         store: the store to guard.
-        start: starts the thread that probes it.
+        start: starts the thread that probes the store.
         clock: the monotonic clock.
         prefix: prepended to each key, so that apps with different `queue_name_prefix`es may share a store.
     """

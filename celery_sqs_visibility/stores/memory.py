@@ -1,4 +1,4 @@
-"""Store in this process's memory, for tests with a clock that they move."""
+"""Store in this process's memory, for tests that move the clock."""
 
 from __future__ import annotations
 

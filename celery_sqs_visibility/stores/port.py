@@ -1,7 +1,7 @@
 """The port to a store of exclusive keys.
 
 A key is unprocessed, being processed (its owner has a lease), or processed (for a time to live). A store
-keeps one record for each key. All calls but `acquire` and `claim` only work for the current owner: a run
+keeps one record for each key. All calls except `acquire` and `claim` only work for the current owner: a run
 whose lease has lapsed changes nothing once another run has acquired its key.
 """
 
@@ -70,8 +70,8 @@ class Renewal(NamedTuple):
 class ExclusiveStore(Protocol):
     """A store of exclusive keys, for any thread of one process.
 
-    Each call but `renew` makes one request, which takes seconds at most. Calls with the same owner are
-    idempotent, so they may be repeated after a lost answer.
+    Each call except `renew` makes one request, which takes a few seconds at most. Calls with the same owner
+    are idempotent, so they may be repeated after a lost answer.
 
     Raises:
         StoreUnavailableError: from any call, if the store does not answer in time.
@@ -80,15 +80,15 @@ class ExclusiveStore(Protocol):
 
     @property
     def error(self) -> str:
-        """Why calls are refused now; empty while they are passed on. No request."""
+        """Why calls are refused now; empty while they are passed on. Makes no request."""
         return ""
 
     def unanswered(self, error: str, since: float) -> None:
-        """Note that another process's request, made at `since`, was not answered. No request."""
+        """Note that another process's request, made at `since`, got no answer. Makes no request."""
         del error, since  # a store remembers nothing; `guarded.GuardedStore` does
 
     def answered(self, at: float) -> None:
-        """Note that another process's probe was answered at that monotonic instant. No request."""
+        """Note that another process's probe was answered at that monotonic instant. Makes no request."""
         del at
 
     @abstractmethod
@@ -130,6 +130,6 @@ class ExclusiveStore(Protocol):
         return isinstance(self.acquire(key, owner or uuid.uuid4().hex, ttl, kept=0), Acquired)
 
     def probe(self) -> None:
-        """Acquire and release a key, since a store may answer but take no writes. Two requests."""
+        """Acquire and release a key, because a store may answer and still refuse writes. Two requests."""
         self.acquire(PROBED_KEY, PROBED_KEY, PROBE_SECONDS, 0, 0)
         self.release(PROBED_KEY, PROBED_KEY)

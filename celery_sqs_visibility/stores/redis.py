@@ -29,7 +29,7 @@ T = TypeVar("T")
 #: The prefix of each key's name in Redis.
 PREFIX: Final = "celery_sqs_visibility:exclusive:"
 
-#: Seconds to connect, and to wait for an answer.
+#: Timeouts in seconds: to connect, and for an answer.
 TIMEOUT_SECONDS: Final = 3
 
 #: A connection is not reused after this idle time: a firewall or balancer may have dropped it silently, and
@@ -154,7 +154,7 @@ class RedisStore(ExclusiveStore):
                 runs = int(in_a_row) - 1
                 return Acquired(json.loads(checkpoint) if checkpoint else None, int(before) + runs, runs)
             case answer:
-                raise StoreError(f"Redis has answered {answer!r}, which is no record of an exclusive key")
+                raise StoreError(f"Redis has answered {answer!r}, which is not a record of an exclusive key")
 
     def renew(self, renewals: Sequence[Renewal]) -> list[bool]:
         """Renew leases. One pipeline; one request each in cluster mode."""
@@ -186,7 +186,7 @@ class RedisStore(ExclusiveStore):
         return self._request(lambda: self._scripts[script](keys=[PREFIX + key], args=args))
 
     def _request(self, send: Callable[[], T]) -> T:
-        """Make an idempotent request, and repeat it once if another server has to be asked."""
+        """Make an idempotent request, and repeat it once if another server must be asked."""
         now = SYSTEM_CLOCK.monotonic()
         if now - self._used_at > IDLE_SECONDS:
             self._forget_connections()

@@ -1,13 +1,13 @@
 """Task base class: a failed run hides its message, instead of publishing another.
 
-The pool's child decides, since not every exception can be pickled: `run` and `before_start` of the class are
-wrapped, within Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). They turn
-a failure that comes back into a `VisibilityRetry`: Celery's tracer records it as RETRY, and the worker's main
-process hides the message.
+The pool's child makes the decision, because not every exception can be pickled. `run` and `before_start` of
+the class are wrapped, inside Celery's autoretry, which wraps `run` of the task (celery/app/autoretry.py). The
+wrappers turn a failure that is retried into a `VisibilityRetry`: Celery's tracer records it as RETRY, and the
+worker's main process hides the message.
 
 Methods are wrapped in the class, where Celery's annotations and `unittest.mock` put theirs. Celery annotates
-a class when it binds it (celery/app/task.py: `Task.annotate`). It wraps `run` of the instance for its
-autoretry: afterwards for decorated functions, before for registered classes (celery/app/base.py:
+a class when it binds it (celery/app/task.py: `Task.annotate`). For its autoretry it wraps `run` of the
+instance: afterwards for decorated functions, before for registered classes (celery/app/base.py:
 `register_task`).
 """
 
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 #: Calls a method: (task, method, args, kwargs).
 Caller = Callable[[Any, Callable[..., Any], Any, Any], Any]
 
-#: The attribute of a wrapper with its callers, so that a class that is bound again is not wrapped again.
+#: The attribute of a wrapper that lists its callers, so that a class that is bound again is not wrapped
+#: again.
 CALLERS: Final = "visibility_callers"
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,9 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         exclusive: True, or a `callable(args, kwargs)` that returns a key: only one run of a task id, or of a
             key, at a time, and none after one has succeeded. Needs the transport option `coordination_store`.
         exclusive_ttl: how many seconds a success counts. `None`: 14 days, SQS's longest retention.
+        brake_on: the exceptions of something that the task depends on. While most runs end with one of them,
+            the worker lets the task's messages wait, and tries one at a time.
+        brake: the name of that dependency, for tasks that share it; by default the task's own name.
     """
 
     abstract = True
@@ -86,8 +90,9 @@ class VisibilityTask(RetryDecisions[P, R_co]):
     sqs_event_per: ClassVar[Literal["record", "message"]] = "record"
     exclusive: ClassVar[bool | Callable[[Any, Any], str | int]] = False
     exclusive_ttl: ClassVar[float | None] = None
+    brake: ClassVar[str | None] = None
     _instance: ClassVar[Any] = None
-    #: Whether no successor of a run was missed yet: see `outcomes.require_successor`.
+    #: Whether the warning about an unpublished successor may be logged: see `outcomes.require_successor`.
     may_say_unpublished = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:  # noqa: ARG004 - a task class may take some
@@ -97,12 +102,12 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @classmethod
     def bind(cls, app: Any) -> Any:
-        """Check the settings, and wrap the parts that may fail, when the task gets its app.
+        """Check the settings and wrap the methods that may fail, when the task gets its app.
 
-        Celery has annotated the class then (celery/app/task.py: `Task.bind`).
+        Celery has annotated the class by then (celery/app/task.py: `Task.bind`).
 
         Raises:
-            ImproperlyConfigured: naming the task, the attribute, the value and the remedy.
+            ImproperlyConfigured: names the task, the attribute, the value and the remedy.
         """
         bound = super().bind(app)
         keep_celerys_own(cls)
@@ -119,7 +124,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @classmethod
     def _wrap_methods(cls) -> None:
-        """Wrap the class's own methods, once, whoever wrote or annotated them."""
+        """Wrap the class's own methods once, including annotated and inherited ones."""
         if "given_retry_kwargs" not in vars(cls):
             cls.given_retry_kwargs = dict(getattr(cls, "retry_kwargs", None) or {})
         if cls.exclusive:
@@ -139,7 +144,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
     @property
     def __trace__(self) -> Callable[..., Any] | None:
-        """The tracer of its runs, set by Celery (celery/app/trace.py: `build_tracer`)."""
+        """The tracer of the task's runs, set by Celery (celery/app/trace.py: `build_tracer`)."""
         return self.__dict__.get("_tracer")
 
     @__trace__.setter
@@ -194,11 +199,11 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         return retry
 
     def retry_as_celery(self, **options: Any) -> Retry:
-        """Retry by a new message, as Celery does."""
+        """Retry with a new message, as Celery does."""
         return super().retry(**options)
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's. Frees the key of an exclusive task for its replacement."""
+        """Celery's `replace`, which also frees the key of an exclusive task for its replacement."""
         return outcomes().replace(self, super().replace, sig)
 
     def publish_continuation(self, changes: dict[str, Any]) -> Retry:
@@ -208,7 +213,7 @@ class VisibilityTask(RetryDecisions[P, R_co]):
 
 
 def outcomes() -> ModuleType:
-    """The module of how runs end, imported only where tasks run."""
+    """The module that decides how runs end, imported only where tasks run."""
     return import_module("celery_sqs_visibility.task.outcomes")
 
 
@@ -220,10 +225,10 @@ def exclusive_tasks() -> ModuleType:
 def call_own_code(
     task: Any, function: Callable[..., Any], args: Any, kwargs: Any, *, ends: bool = True
 ) -> Any:
-    """Call a part of a task's own code; in a run `tracing` decides about its exceptions.
+    """Call a part of the task's own code. In a run, `tracing` decides about its exceptions.
 
-    Only the outermost call: the task's code may call `self.run()` and handle its errors. `ends`: the task's
-    own code is over when the part returns.
+    Only the outermost call is treated so: the task's code may call `self.run()` and handle its errors. With
+    `ends`, the task's own code is over when the part returns.
     """
     request = delivered_request(task)
     if request is None or request.visibility_in_run:
@@ -234,7 +239,7 @@ def call_own_code(
 
 
 def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *, name: str) -> Any:
-    """Call a handler of the user's after the outcome was stored; its error changes nothing."""
+    """Call a user's handler after the outcome was stored. Its error changes nothing."""
     try:
         return handler(*args, **kwargs)
     except Exception:
@@ -244,7 +249,7 @@ def log_errors(task: Any, handler: Callable[..., Any], args: Any, kwargs: Any, *
 
 
 def _on_commit(publish: Callable[[], object]) -> None:
-    """As Celery's Django fixup does, for tasks of its own class only (celery/contrib/django/task.py)."""
+    """Publish on commit, which Celery's Django fixup does only for tasks of its own class."""
     from django.db import transaction  # noqa: PLC0415 - an app without Django never comes here
 
     transaction.on_commit(publish)
@@ -257,7 +262,7 @@ def wrap_method(cls: Any, name: str, call: Caller) -> None:
         return
     function = raw.__func__ if isinstance(raw, staticmethod) else raw
     callers = getattr(function, CALLERS, ())
-    caller = getattr(call, "func", call)  # of a `partial`
+    caller = getattr(call, "func", call)  # `call` may be a `partial`
     if caller in callers or not callable(function):
         return
     wrapper: Any = _static(cls, function, call) if isinstance(raw, staticmethod) else _method(function, call)

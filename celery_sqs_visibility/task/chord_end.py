@@ -1,12 +1,12 @@
-"""End of a run that is a chord's member, in which Celery may publish the chord's body.
+"""The end of a run that is a member of a chord, in which Celery may publish the chord's body.
 
-An exception from outside, such as the `SystemExit` of a SIGTERM, would make Celery note the body as published
-(celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM waits in a pool's
-process, and runs in the worker's own process are not interrupted. A process that is killed notes nothing: its
-member comes back.
+An exception from outside, such as the `SystemExit` of a SIGTERM, would make Celery mark the body as published
+(celery/backends/redis.py: `on_chord_part_return`), and it would never run. So SIGTERM is delayed in a pool's
+process, and runs in the worker's own process are not interrupted. A process that is killed marks nothing: its
+member is retried.
 
-Some result backends count the ends of runs, not members: see `contacts.app`. There a member's first end is
-noted beside its result, and a second one is not counted.
+Some result backends count ends of runs instead of members: see `contacts.app`. With them, a member's first
+end is stored beside its result, and a second one is not counted.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ UNNOTED: Final = (
     "task %s[%s] was counted for its chord, but not noted as counted: a second run would count again"
 )
 
-#: Follows the key of a member's result.
+#: Suffix of the key of a member's result.
 COUNTED: Final = "-counted"
 
-#: Threads and greenlets at such an end.
+#: The threads and greenlets at the end of such a run.
 _at_end: set[int] = set()
 
-#: Signals that wait, in a pool's process.
+#: Signals that are delayed, in a pool's process.
 _waiting: list[int] = []
 
 
 def begin() -> None:
-    """Begin the end of a run. In its thread, greenlet or process."""
+    """Note that the end of a run begins. In the run's thread, greenlet or process."""
     _at_end.add(threading.get_ident())
     if signal.getsignal(signal.SIGTERM) is POOLS_HANDLER:
         signal.signal(signal.SIGTERM, _wait)
@@ -67,7 +67,7 @@ def count_once(task: Any, request: Any) -> None:
 
 
 def note_counted(task: Any, task_id: str) -> None:
-    """Note that a member was counted. Errors are logged."""
+    """Store that a member was counted. Errors are logged."""
     backend = task.backend
     try:
         if counts_ends(backend):
@@ -77,5 +77,5 @@ def note_counted(task: Any, task_id: str) -> None:
 
 
 def is_at_end(ident: int | None) -> bool:
-    """Returns whether the run of that thread or greenlet is at such an end. Any thread."""
+    """Returns whether the run of that thread or greenlet may be publishing a chord's body. Any thread."""
     return ident in _at_end

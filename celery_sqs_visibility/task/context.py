@@ -44,20 +44,24 @@ class DeliveryContext(Context):
     Celery's own class gets them, too: it would send unknown attributes along with retries and chains.
     """
 
-    #: The delivery; `None` on any other broker.
+    #: The facts of the delivery; `None` on any other broker.
     sqs: SQSDelivery | None
     visibility_lease: Any
     #: The key of an exclusive task, and the run that has it: see `task.exclusive`.
     visibility_exclusive: Any
     visibility_run: Any
-    #: The limit that a run before this one gave to `self.retry()`.
+    #: The limit that an earlier run gave to `self.retry()`.
     visibility_max_retries: int | None
     #: The limit that this run gave to `self.retry()`.
     visibility_given_limit: int | None
     #: The exception with which the task fails for good.
     visibility_final: BaseException | None
-    #: Whether the awaited successor of this message was published; `None`: none is awaited.
+    #: Whether the awaited successor of this message was published; `None` if none is awaited.
     visibility_successor: bool | None
+    #: Whether the run has itself stored RETRY, before it published a successor.
+    visibility_retry_stored: bool | None
+    #: Whether the run is a try while its brake is on: see `task.retries.RetryDecisions.is_forgiven`.
+    visibility_try: bool | None
     #: Whether the task's own code runs, including a call of `self.run()` within it.
     visibility_in_run: bool | None
 
@@ -93,8 +97,8 @@ def is_from_fifo(request: DeliveryContext) -> bool:
 def own_queue(request: DeliveryContext) -> dict[str, Any]:
     """The options that publish a message into the queue of this one only.
 
-    They override the message's exchange, the task's route and `task_queues`: for a `Broadcast` each may be
-    a topic, which goes to all workers.
+    They override the message's exchange, the task's route and `task_queues`. With a `Broadcast`, each of
+    these may be a topic, which goes to all workers.
     """
     if request.sqs is None:
         return {}
@@ -104,5 +108,5 @@ def own_queue(request: DeliveryContext) -> dict[str, Any]:
 
 
 def sqs_delivery(request: DeliveryContext) -> SQSDelivery:
-    """The delivery of a run for which `is_delivery` holds."""
+    """The delivery of a run. Requires `is_delivery`."""
     return cast("SQSDelivery", request.sqs)

@@ -1,9 +1,9 @@
-"""Exclusive tasks: one run of a key at a time, none after one has succeeded. In the pool's child.
+"""Exclusive tasks: one run of a key at a time, and none after a success. In the pool's child.
 
-The worker's main process names the key and its owner, the run, since it renews the lease along with the
+The worker's main process chooses the key and its owner, the run, because it renews the lease along with the
 message. The key is acquired here before Celery's tracer sees the run, so that a run that does not take place
-leaves no state, result or signal. It is finished after the tracer has done all that follows a success; after
-an earlier crash the task runs again.
+leaves no state, result or signal. The key is finished after the tracer has done everything that follows a
+success: after an earlier crash the task runs again.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ logger = logging.getLogger(__name__)
 #: (args, kwargs)
 KEY_ARGUMENTS: Final = 2
 
-#: The shortest lease; otherwise it lasts as long as the message is hidden.
+#: The shortest lease. Usually a lease lasts as long as the message is hidden.
 MIN_LEASE_SECONDS: Final = 1.0
 
 
 class Ownership(TypedDict):
-    """The key of a run, from the main process.
+    """The key of a run, as the main process passes it on.
 
     Attributes:
         key: its name in the store; empty if there is an error.
-        owner: the name of this run there.
-        error: why the arguments make no key.
-        published_retries: the attempts that earlier messages used.
-        spent: whether the receives leave no attempts, and by the result backend a run began and did not end.
-            The key tells whether that run is over.
+        owner: the name of this run in the store.
+        error: why no key can be made of the arguments.
+        published_retries: the attempts used up by earlier messages.
+        spent: whether the receives leave no attempts, and the result backend says that a run began and did
+            not end. The key tells whether that run is over.
     """
 
     key: str
@@ -81,7 +81,7 @@ class Unanswered(NamedTuple):
 
 
 class NotRun(Reject):
-    """A run that did not take place, since `why`: the state of the key, or the store's error. Pickled."""
+    """A run that did not take place. `why` is the state of the key, or the store's error. Pickled."""
 
     def __init__(self, why: Processing | Processed | Spent | Unanswered | str, requeue: bool = True) -> None:  # noqa: FBT001, FBT002
         super().__init__(cast("str", why), requeue)
@@ -92,9 +92,9 @@ class ExclusiveRun:
     """A run that has its key.
 
     Attributes:
-        checkpoint: the value that was saved last, by this run or an earlier one.
-        retries: the number of earlier attempts of its message, without receives that waited for the key.
-        runs: the number of these that had the key in a row, right before this run.
+        checkpoint: the value that this or an earlier run saved last.
+        retries: number of earlier attempts of the message, without receives that waited for the key.
+        runs: how many of these had the key in a row, right before this run.
     """
 
     def __init__(self, store: ExclusiveStore, ownership: Ownership, lease: Lease | None) -> None:
@@ -109,10 +109,10 @@ class ExclusiveRun:
 
         Args:
             visibility_timeout: of a run without a lease.
-            retries: the most attempts that can have come before.
+            retries: the greatest possible number of earlier attempts.
 
         Raises:
-            NotRun: another run has the key, or has succeeded, or the store does not answer.
+            NotRun: another run has the key or has succeeded, or the store does not answer.
         """
         lease, until = self._lease, SYSTEM_CLOCK.monotonic() + visibility_timeout
         if lease is not None:
@@ -126,8 +126,8 @@ class ExclusiveRun:
             logger.warning("the lease of the key %r cannot be renewed: its run has no lease", self._key)
             return
         lease.retries = self.retries
-        lease.holds_key = True  # from now on the main process renews it after each extension
-        if lease.deadline > until:  # there was one since the key was acquired
+        lease.holds_key = True  # from now on the main process renews the key after each extension
+        if lease.deadline > until:  # the message was extended after the key was acquired
             with suppress(StoreError):  # the next extension renews it
                 self._store.renew([Renewal(self._key, self._owner, self._seconds(lease.deadline))])
 
@@ -160,7 +160,7 @@ class ExclusiveRun:
             logger.error(sentence, self._key, follows, error)  # noqa: TRY400 - the error's text says all
 
     def _changed(self, change: Callable[[], bool]) -> bool:
-        """Change the key's record. If the store lost it, it is made again first."""
+        """Change the key's record. If the store has lost the record, create it again first."""
         if change():
             return True
         until = 0.0 if self._lease is None else self._lease.deadline
@@ -173,16 +173,16 @@ class ExclusiveRun:
 
 
 def broker_context(app: Any) -> BrokerContext | None:
-    """The context of the app's broker, options and store included; `None` on any other broker."""
+    """The context of the app's broker, with its options and store; `None` on any other broker."""
     with app.connection_for_read() as connection:
         return connection.transport.context if isinstance(connection.transport, Transport) else None
 
 
 def key_rule(cls: type, task: Any = None) -> Callable[[Any, Any], Any] | None:
-    """The function in `exclusive` that makes a key of (args, kwargs); `None` if it is a bool.
+    """The function in `exclusive` that makes a key of (args, kwargs); `None` if `exclusive` is a bool.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `exclusive` is neither.
     """
     value = inspect.getattr_static(cls, "exclusive")
     if isinstance(value, (staticmethod, classmethod)):
@@ -200,7 +200,7 @@ def exclusive_key(task: Any, task_id: str, args: Any, kwargs: Any) -> str:
     """Make the key of a run. In the worker's main process, on its main thread in most pools.
 
     Raises:
-        ExclusiveKeyError: the arguments make no key.
+        ExclusiveKeyError: no key can be made of the arguments.
     """
     rule = key_rule(type(task), task)
     try:
@@ -212,7 +212,7 @@ def exclusive_key(task: Any, task_id: str, args: Any, kwargs: Any) -> str:
 
 
 def refuse_without_key(task: Any, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run the task's code; without a key the run fails, as by an error of its own."""
+    """Run the task's code. If its key could not be made, the run fails as by an error of its own."""
     ownership = task.request.visibility_exclusive if is_delivery(task) else None
     if ownership and ownership["error"]:
         raise ExclusiveKeyError(ownership["error"])
@@ -220,7 +220,7 @@ def refuse_without_key(task: Any, run: Callable[..., Any], args: Any, kwargs: An
 
 
 def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap the tracer of an exclusive task: it is called once the run has its key."""
+    """Wrap the tracer of an exclusive task, so that it is called only once the run has its key."""
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
         ownership: Ownership | None = (request or {}).get("visibility_exclusive")
@@ -242,7 +242,7 @@ def trace_exclusively(task: Any, tracer: Callable[..., Any]) -> Callable[..., An
 
 
 def _heed_worker(store: ExclusiveStore, lease_key: Any) -> None:
-    """Adopt what the main process knows of the store since it handed over this run.
+    """Apply what the main process has learned about the store since it started this run.
 
     Raises:
         NotRun: the store did not answer another run.

@@ -1,7 +1,7 @@
-"""The log line of a failed attempt that comes back, with the traceback.
+"""The log line, with traceback, of a failed attempt that is retried.
 
-Written in the pool's child or, for a run whose child is gone, in the worker's main process. Celery's own line
-for a retry is at INFO and has no traceback.
+Written in the pool's child or, if the child is gone, in the worker's main process. Celery's own line for a
+retry is at INFO and has no traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 FAILED: Final = "Task %(name)s[%(id)s] failed at attempt %(attempt)s and comes back %(when)s: %(exc)s"
 
-#: The longest exception in the line; the traceback has all of it.
+#: Characters of the exception in the line; the traceback has all of it.
 EXCEPTION_CHARACTERS: Final = 200
 
 #: The facts of the delivery that are fields of the record.
@@ -39,9 +39,9 @@ def log_failed_attempt(
     *,
     traceback: TracebackType | None = None,
 ) -> None:
-    """Log that a run failed with `exc`, and when `retry` brings it back.
+    """Log that a run failed with `exc`, and when it is retried.
 
-    A WARNING with the traceback, if any; INFO without it for an exception that the task `throws`.
+    A WARNING with the traceback, if any; INFO without it for an exception in the task's `throws`.
     """
     expected = bool(task.throws) and isinstance(exc, task.throws)  # a tuple, or one class
     name = request.shadow or task.name
@@ -61,7 +61,7 @@ def log_failed_attempt(
         FAILED,
         told,
         exc_info=None if expected or traceback is None else (type(exc), exc, traceback),
-        extra={"data": told, "sqs": facts},  # `data` is what Celery's own lines have
+        extra={"data": told, "sqs": facts},  # Celery's own lines have `data`
     )
 
 
@@ -81,7 +81,7 @@ def exception_behind(retry: Retry) -> BaseException | None:
 
 
 def traceback_of(exc: BaseException) -> TracebackType | None:
-    """An exception's traceback, without our first frames."""
+    """An exception's traceback, without our frames at its beginning."""
     traceback = exc.__traceback__
     while traceback is not None and traceback.tb_next is not None and _is_ours(traceback):
         traceback = traceback.tb_next
@@ -91,7 +91,7 @@ def traceback_of(exc: BaseException) -> TracebackType | None:
 def forget_tracebacks(exc: Any) -> None:
     """Drop the tracebacks of a recorded exception and its causes.
 
-    Their frames keep the run's variables in cycles that only a collection of the oldest generation breaks.
+    Their frames keep the run's variables in reference cycles, which only a full garbage collection frees.
     """
     if not isinstance(exc, BaseException) or exc.__traceback__ is None:
         return

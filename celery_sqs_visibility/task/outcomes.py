@@ -1,6 +1,6 @@
-"""How a run of a `VisibilityTask` ends: failed for good, its message comes back, or another is published.
+"""How a run of a `VisibilityTask` ends: it fails for good, its message comes back, or another is published.
 
-In the thread of the run. Only runs need this module: a process that publishes does not import it.
+Called in the thread of the run. Only runs need this module: a process that only publishes does not import it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from celery_sqs_visibility.task.context import (
     sqs_delivery,
 )
 from celery_sqs_visibility.task.retries import VisibilityRetry, horizon_left
-from celery_sqs_visibility.task.successors import free_key
+from celery_sqs_visibility.task.successors import free_key, prepare_for_successor
 
 #: Errors of a retry to a queue that does not exist: another attempt would fail, too.
 NO_QUEUE: Final = (QueueNotFound, QueueDoesNotExistError, UnroutableError)
@@ -60,7 +60,7 @@ def on_run_failed(task: Any, exc: Exception) -> NoReturn:
 def retry(
     task: Any, exc: Any, countdown: float | None, eta: datetime | None, changes: dict[str, Any]
 ) -> Retry:
-    """End the run as `VisibilityTask.retry` does; `changes` are its other arguments."""
+    """End the run for `VisibilityTask.retry`; `changes` are its other arguments."""
     exc = _as_raised(exc)
     limit = task.request.visibility_given_limit = changes["max_retries"]
     countdown = _seconds_until(task, eta) if countdown is None else countdown
@@ -70,7 +70,7 @@ def retry(
 
 
 def replace(task: Any, celerys: Callable[[Any], Any], sig: Any) -> Any:
-    """Replace the task by Celery's own method. Frees the key of an exclusive task for its replacement."""
+    """Call Celery's `replace`. Frees the key of an exclusive task for its replacement."""
     free_key(task.request)
     await_successor(task, by_root=True)
     try:
@@ -81,23 +81,23 @@ def replace(task: Any, celerys: Callable[[Any], Any], sig: Any) -> Any:
 
 
 def publish_continuation(task: Any, changes: dict[str, Any]) -> Retry:
-    """Publish what continues the task. Returns the exception for its run to raise."""
+    """Publish the continuation of a task. Returns the exception for its run to raise."""
     await_successor(task)
     return successors.publish_continuation(task, changes)
 
 
 def await_successor(task: Any, *, by_root: bool = False) -> None:
-    """Note from now on whether a successor of the run is published: see `successors`."""
+    """From now on, track whether a successor of the run is published: see `successors`."""
     if is_delivery(task) and not task.app.conf.task_always_eager:
         successors.await_successor(task.request, by_root=by_root)
 
 
 def require_successor(task: Any, ended: Any) -> None:
-    """Raise if the run ends by `ended`, but its awaited successor was not published.
+    """Raise if the run ends with `ended`, but its awaited successor was not published.
 
     Raises:
-        VisibilityRetry: by which the message comes back.
-        Exception: the one of `self.retry()` or a `PublishError`, if this was the last attempt.
+        VisibilityRetry: lets the message come back.
+        Exception: that of `self.retry()`, or a `PublishError`, if this was the last attempt.
     """
     request = task.request
     if request.visibility_successor is not False:
@@ -131,8 +131,8 @@ def _seconds_until(task: Any, when: Any) -> float | None:
 def _retry_by_hiding(task: Any, exc: Any, countdown: float | None, limit: int | None) -> Retry:
     """Retry with the message itself, hidden for the delay.
 
-    A hidden message cannot carry a `limit` above the task's own, so the retry to the task's own last
-    attempt is published with that limit; not in a FIFO queue, where it would lose its place.
+    A hidden message can't carry a `limit` above the task's own. So the retry that leads to the task's own
+    last attempt is published with that limit; not in a FIFO queue, where it would lose its place.
     """
     request = task.request
     known = task.limit_of(request)
@@ -151,7 +151,8 @@ def _end(task: Any, end: End, exc: Any, countdown: float | None, limit: int | No
     cause = exc if isinstance(exc, BaseException) else current
     explicit = end is End.RETRIED
     retried = explicit or task.comes_back(exc)
-    if not comes_back_after(end, retried=retried, last=task.is_last_attempt(request, limit)):
+    comes_back = comes_back_after(end, retried=retried, last=task.is_last_attempt(request, limit))
+    if not (comes_back or task.is_forgiven(request, cause)):
         request.visibility_final = exc if isinstance(exc, BaseException) else _exhausted(task)
         raise request.visibility_final
     delay = task.wanted_delay(request, cause or _exhausted(task), countdown, explicit=explicit)
@@ -163,9 +164,9 @@ def _end(task: Any, end: End, exc: Any, countdown: float | None, limit: int | No
 
 
 def _outlasts_hiding(task: Any, delay: float, *, explicit: bool) -> bool:
-    """Returns whether to publish the retry, since SQS cannot hide a message for so long.
+    """Returns whether to publish the retry, because SQS can't hide a message for that long.
 
-    In a FIFO queue only if the task called `self.retry()`, since the message loses its place. Never again
+    In a FIFO queue only if the task called `self.retry()`, because the message loses its place. Never again
     in a run whose successor was not published.
     """
     if delay <= VISIBILITY_HORIZON_SECONDS or task.request.visibility_successor is not None:
@@ -185,7 +186,7 @@ def _exhausted(task: Any) -> MaxRetriesExceededError:
 def _retry_by_publishing(
     task: Any, exc: Any, countdown: float | None, eta: datetime | None, given: dict[str, Any]
 ) -> Retry:
-    """Retry as Celery does, with the message group and the given limit, which Celery forgets."""
+    """Retry as Celery does, but keep the message group and the given limit, which Celery drops."""
     request = task.request
     goes_elsewhere = any(given.get(name) for name in ("queue", "exchange", "routing_key"))
     options = {**message_group(request), **({} if goes_elsewhere else own_queue(request)), **given}
@@ -194,7 +195,7 @@ def _retry_by_publishing(
         options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}
     limit = task.max_retries if given["max_retries"] is None else given["max_retries"]
     if given.get("throw", True) and (limit is None or request.retries < limit):
-        free_key(request)  # otherwise nothing is published
+        prepare_for_successor(task, exc)  # otherwise nothing is published
     await_successor(task)
     try:
         return task.retry_as_celery(exc=exc, countdown=countdown, eta=eta, **options)  # type: ignore[no-any-return]
@@ -218,7 +219,7 @@ def _retry_by_publishing(
 
 
 def _as_raised(exc: Any) -> Any:
-    """The exception that a task gave to `self.retry()`; a class is called, as by `raise`."""
+    """The exception that a task gave to `self.retry()`; a class is called, as `raise` does."""
     if isinstance(exc, type) and issubclass(exc, BaseException):
         with suppress(TypeError):  # it takes arguments
             return exc()

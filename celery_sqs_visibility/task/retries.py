@@ -1,6 +1,6 @@
-"""Decisions about a failed run: whether, how often, and after how long it comes back.
+"""Decisions about a failed run: whether, how often, and after how long it is retried.
 
-Used in the pool's child and, for a run whose child is gone, in the worker's main process.
+Used in the pool's child and, if the child is gone, in the worker's main process.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ TIME_LIMITS = (SoftTimeLimitExceeded, TimeLimitExceeded)
 #: A time limit, an inactive run or a lost pool child says nothing about the task's own errors.
 LOST_RUNS = (*TIME_LIMITS, WorkerLostError, InactivityError)
 
-#: Logged, not raised: an error of a rule must not replace the task's own.
+#: Logged, not raised: an error in a rule must not replace the task's own.
 RULE_FAILED = "error_visibility_timeout of task %s failed; the next rule decides"
 
 #: (retries, exc)
 DELAY_ARGUMENTS = 2
 
-#: The time from a run's end in the child to the settlement.
+#: The most time between a run's end in the child and its settlement.
 SETTLED_WITHIN_SECONDS = 5.0
 
 
@@ -88,7 +88,7 @@ class VisibilityRetry(Retry):
     """The message comes back. Pickled on its way to the worker's main process.
 
     Attributes:
-        delay: seconds to hide it; `None` is the rest of its visibility timeout.
+        delay: seconds to hide it; `None` lets its visibility timeout run out.
     """
 
     def __init__(self, message: str | None = None, exc: Any = None, when: Any = None, **kwargs: Any) -> None:
@@ -96,19 +96,20 @@ class VisibilityRetry(Retry):
         self.delay: float | None = when
 
     def humanize(self) -> str:
-        """The time of its return, for log lines."""
+        """When the message comes back, for log lines."""
         if self.delay is None:
             return "when its visibility timeout runs out"
         return f"in {whole_seconds(self.delay)} s"
 
 
 class RetryDecisions(GenericTask[P, R_co]):
-    """The decisions of `VisibilityTask`, which documents the attributes. They have no effects."""
+    """The decisions of `VisibilityTask`, which documents the attributes. Without side effects."""
 
     abstract = True
     autoretry_for: ClassVar[tuple[type[BaseException], ...]] = EVERY_EXCEPTION
     dont_autoretry_for: ClassVar[tuple[type[BaseException], ...]] = ()
     error_visibility_timeout: Any = None
+    brake_on: ClassVar[tuple[type[BaseException], ...]] = ()
     #: The task's `retry_kwargs`, copied: Celery's autoretry changes them until 5.7.
     given_retry_kwargs: ClassVar[dict[str, Any]] = {}
 
@@ -132,7 +133,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         return self.max_retries if given is None else given
 
     def limit_of(self, request: DeliveryContext) -> int | None:
-        """The limit of a run: that of an earlier run's published retry, or the task's."""
+        """The limit of a run: that of an earlier run's published retry, otherwise the task's."""
         published = request.visibility_max_retries
         return self.retry_limit if published is None else published
 
@@ -141,8 +142,12 @@ class RetryDecisions(GenericTask[P, R_co]):
         sqs = sqs_delivery(request)
         return is_last_attempt(request.retries, max_retries, sqs["receive_count"], sqs["max_receive_count"])
 
+    def is_forgiven(self, request: DeliveryContext, exc: Any) -> bool:
+        """Returns whether a failure is no attempt, because a try found that the dependency still fails."""
+        return bool(request.visibility_try) and isinstance(exc, self.brake_on)
+
     def is_beyond_limit(self, request: DeliveryContext) -> bool:
-        """Returns whether more runs began than the limit allows, since some receives were no attempts."""
+        """Returns whether more runs have begun than the limit allows: some receives were not attempts."""
         limit = self.limit_of(request) if request.retries else None
         return limit is not None and request.retries > limit
 
@@ -154,7 +159,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         *,
         explicit: bool = False,
     ) -> float | None:
-        """Seconds until the next attempt, by the first rule; `None`: the rest of its visibility timeout."""
+        """Seconds until the next attempt, by the first rule that applies; `None` keeps the timeout."""
         failed = partial(logger.exception, RULE_FAILED, self.name)
         rules = self.rules_in(sqs_delivery(request)["queue"])
         return choose_delay(
@@ -169,14 +174,14 @@ class RetryDecisions(GenericTask[P, R_co]):
         *,
         explicit: bool = False,
     ) -> float | None:
-        """Seconds to hide the message of a failed run; `None`: the rest of its visibility timeout."""
+        """Seconds to hide the message of a failed run; `None` lets its visibility timeout run out."""
         delay = self.wanted_delay(request, exc, countdown, explicit=explicit)
         return None if delay is None else min(delay, horizon_left(request))
 
     def retry_after_error_outside(self, request: DeliveryContext, exc: BaseException) -> Retry | None:
         """The `Retry` after an error of Celery's outside the task's code; `None` at the last attempt.
 
-        If the error came while Celery handled a `Retry` of the task's own, that one stands.
+        If the error occurred while Celery handled a `Retry` of the task's own, that one is returned.
         """
         decided: BaseException | None = exc
         while decided is not None and not isinstance(decided, Retry):
@@ -188,7 +193,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         return retry
 
     def rules_in(self, queue: str) -> DelayRules:
-        """The rules of the task and the queue. No request."""
+        """The rules of the task and the queue. Makes no request."""
         options = self._options
         if options is None:
             return self._delay_rules
@@ -200,7 +205,7 @@ class RetryDecisions(GenericTask[P, R_co]):
 
     @cached_property
     def _options(self) -> Options | None:
-        """The options of the app's broker; `None` on any other broker. No request."""
+        """The options of the app's broker; `None` on any other broker. Makes no request."""
         with self.app.connection_for_read() as connection:
             options = getattr(connection.transport, "options", None)
         return options if isinstance(options, Options) else None
@@ -220,7 +225,7 @@ class RetryDecisions(GenericTask[P, R_co]):
         """The rule in `error_visibility_timeout`, which may be a method of `task`.
 
         Raises:
-            ValueError: naming the value and what it may be.
+            ValueError: names the value and what is allowed.
         """
         value = inspect.getattr_static(cls, "error_visibility_timeout")
         if isinstance(value, (staticmethod, classmethod)):
@@ -231,9 +236,9 @@ class RetryDecisions(GenericTask[P, R_co]):
 
 
 def keep_celerys_own(cls: type[RetryDecisions[..., Any]]) -> None:
-    """Retry a built-in task of Celery's (celery/app/builtins.py) only after a lost child.
+    """Retry a built-in task of Celery (celery/app/builtins.py) only after a lost child.
 
-    `celery.map` and its like run other tasks, whose own settings count.
+    `celery.map` and the like run other tasks, whose own settings apply.
     """
     if cls.__module__.startswith("celery.") and cls.autoretry_for is EVERY_EXCEPTION:
         cls.autoretry_for, cls.dont_autoretry_for = (), TIME_LIMITS
@@ -257,6 +262,6 @@ def _celery_backoff(task: Any) -> DelayRule | None:
 
 
 def horizon_left(request: DeliveryContext) -> float:
-    """Seconds for which the message can still be hidden, of SQS's 12 hours."""
+    """Seconds for which the message can still be hidden within SQS's 12 hours."""
     left = sqs_delivery(request)["horizon"] - SYSTEM_CLOCK.monotonic() - SETTLED_WITHIN_SECONDS
     return max(0.0, left)

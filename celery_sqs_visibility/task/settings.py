@@ -1,6 +1,6 @@
-"""Checks of a task's settings, and of ours where they are ignored: on plain Celery tasks, on another broker.
+"""Checks of a task's settings, and of where they have no effect: on plain Celery tasks, on another broker.
 
-Celery makes an attribute of any option of a task, also of a misspelt one.
+Celery turns any option of a task into an attribute, even a misspelt one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The attributes of `VisibilityTask` that no other task has.
+#: The attributes that `VisibilityTask` adds to a task.
 SETTINGS: Final = (
     "error_visibility_timeout",
     "when_exhausted",
@@ -38,19 +38,21 @@ SETTINGS: Final = (
     "exclusive_ttl",
     "sqs_event",
     "sqs_event_per",
+    "brake_on",
+    "brake",
 )
 
-#: Those that are transport options, too.
+#: Those that are also transport options.
 TRANSPORT_OPTIONS: Final = ("when_exhausted", "when_lost")
 
-#: The values of the settings that take a word.
+#: The values of settings that are one of a few words.
 WORDS: Final = {
     "when_exhausted": when_exhausted.words,
     "when_lost": when_lost.words,
     "sqs_event_per": sqs_event_per.words,
 }
 
-#: How similar a misspelt name is: one letter of seven.
+#: Minimum similarity of a misspelt name: one letter of seven may differ.
 SIMILARITY: Final = 0.9
 
 ANOTHER_BROKER: Final = (
@@ -64,7 +66,7 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
     """Check the settings of a task class that are plain values; `known` is `VisibilityTask`.
 
     Raises:
-        ValueError: naming the attribute, the value and the remedy.
+        ValueError: names the attribute, the value and the remedy.
     """
     if not cls.acks_late:
         raise ValueError(
@@ -78,14 +80,28 @@ def check_settings(cls: type[Any], known: type[Any]) -> None:
     Options.parse(set_keys({name: getattr(cls, name) for name in TRANSPORT_OPTIONS}))
     if cls.exclusive_ttl is not None:
         parse_exclusive_ttl("exclusive_ttl", cls.exclusive_ttl)
+    parse_brake(cls)
     parse_sqs_event("sqs_event", cls.sqs_event)
     sqs_event_per("sqs_event_per", cls.sqs_event_per)
+
+
+def parse_brake(cls: type[Any]) -> None:
+    """Turn `brake_on` of a task class into a tuple. Raises `ValueError` if it is invalid."""
+    given = cls.brake_on
+    classes = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+    if not all(isinstance(each, type) and issubclass(each, BaseException) for each in classes):
+        raise ValueError(
+            f"expected brake_on to be exception classes, such as (ConnectionError,), got {given!r}"
+        )
+    cls.brake_on = classes
+    if cls.brake is not None and not (isinstance(cls.brake, str) and cls.brake and classes):
+        raise ValueError(f"expected brake to be a name, and brake_on beside it, got {cls.brake!r}")
 
 
 def _refuse_misspelt(cls: type[Any], known: type[Any]) -> None:
     """Raise `ValueError` if a task class has an attribute whose name resembles a setting."""
     own = {name for each in cls.__mro__ if each not in known.__mro__ for name in vars(each)}
-    # `dir()`, since reading `Task.app` would bind the class.
+    # `dir()`, because reading `Task.app` would bind the class.
     for name in sorted(name for name in own.difference(dir(known)) if not name.startswith("_")):
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=SIMILARITY)
         value = getattr_static(cls, name)
@@ -106,7 +122,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
-    """Raise `ImproperlyConfigured` if a task that is no `VisibilityTask` has one of its settings."""
+    """Raise `ImproperlyConfigured` if a task that is not a `VisibilityTask` has one of its settings."""
     for task in tasks:
         if isinstance(task, RetryDecisions):
             continue
@@ -122,7 +138,7 @@ def refuse_on_other_tasks(tasks: Iterable[Any]) -> None:
 
 @signals.worker_ready.connect(weak=False)
 def warn_of_another_broker(sender: Any, **_: Any) -> None:
-    """Warn if a worker has tasks of ours and another broker. Main thread."""
+    """Warn if a worker has tasks of ours on another broker. Main thread."""
     app = sender.app
     ours = sorted(name for name, task in app.tasks.items() if isinstance(task, RetryDecisions))
     names = [name for name in ours if not name.startswith("celery.")]
@@ -139,12 +155,12 @@ ERROR_ID: Final = "celery_sqs_visibility.E001"
 
 
 def check_current_app() -> list[CheckMessage]:
-    """Errors in the options of the current app, and in the settings of its tasks that are imported."""
+    """The errors in the current app's options, and in the settings of its imported tasks."""
     return check_app(current_app)
 
 
 def check_app(app: Celery) -> list[CheckMessage]:
-    """The same of an app; none where its broker is another one. Makes no request."""
+    """The errors in an app's options and its tasks' settings; empty on another broker. Makes no request."""
     from django.core.checks import Error  # noqa: PLC0415 - an app without Django never comes here
 
     with app.connection_for_write() as connection:

@@ -1,7 +1,7 @@
-"""Attributes of a tracer's current span about the task's message. In the process that runs the task.
+"""Attributes about the task's message, for a tracer's current span. In the process that runs the task.
 
-OpenTelemetry's, Sentry's and ddtrace's instrumentations of Celery make the spans; none is begun here, and no
-library is imported.
+The Celery instrumentations of OpenTelemetry, Sentry and ddtrace start the spans; this module starts none, and
+imports no library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 #: OpenTelemetry's name of SQS, in its semantic conventions for messaging.
 SYSTEM: Final = "aws_sqs"
 
-#: The conventions have no name for it, but for Azure: `messaging.servicebus.message.delivery_count`.
+#: The conventions name it only for Azure: `messaging.servicebus.message.delivery_count`.
 RECEIVE_COUNT: Final = "messaging.aws_sqs.message.receive_count"
 
 #: The message's id again: OpenTelemetry's instrumentation writes the task's id to `messaging.message.id`
@@ -37,7 +37,7 @@ def describe_span(request: DeliveryContext) -> None:
         if (module := sys.modules.get(library)) is not None:
             try:
                 tell(module, attributes_of(request))
-            except Exception:  # noqa: BLE001 - a span that lacks attributes is no reason to fail a run
+            except Exception:  # noqa: BLE001 - missing attributes are no reason to fail a run
                 log_safely(logger.debug, "the span of %s has no facts of its message", library, exc_info=True)
 
 
@@ -62,9 +62,9 @@ def _tell_opentelemetry(trace: Any, attributes: dict[str, Any]) -> None:
 
 
 def _tell_sentry(sdk: Any, attributes: dict[str, Any]) -> None:
-    """The span keeps the task's id, as the publisher's span has it. Errors get a context."""
+    """Leave the task's id to the span, as the publisher's span has it. Errors get a context."""
     if sdk.get_client().get_integration(SENTRYS_INTEGRATION) is None:
-        return  # it has made no scope for this run
+        return  # the integration has no scope for this run
     del attributes[ANY_MESSAGE_ID]
     sdk.get_isolation_scope().set_context("Amazon SQS", attributes)
     if (span := sdk.get_current_span()) is not None:

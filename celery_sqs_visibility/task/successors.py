@@ -1,13 +1,13 @@
 """Messages that a run publishes in place of its own. In the pool's child.
 
-`self.visibility.continue_later()` continues a task in a new message, with new 12 hours. To Celery it is
-a published retry (celery/app/task.py: `Task.retry`): the same task id, callbacks, errbacks, chain and chord,
-so that what is to follow the task follows its last part.
+`self.visibility.continue_later()` continues a task in a new message, with another 12 hours. To Celery it is a
+published retry (celery/app/task.py: `Task.retry`): it has the same task id, callbacks, errbacks, chain and
+chord, so whatever follows the task follows its last part.
 
-A task's `apply_async` may be the user's own, and return without having published: it publishes after the
-commit of a transaction, or returns the result of an equal task. So only Celery's signal tells, which is sent
-after each publication, to any broker and in any thread (celery/app/amqp.py: `send_task_message`). A block of
-`publish_batch` raises an error at its end if it could not send the message.
+A task's `apply_async` may be the user's own, and return without publishing: it may publish after the commit
+of a transaction, or return the result of an equal task. So the only reliable sign is Celery's signal, which
+is sent after each publication, to any broker and in any thread (celery/app/amqp.py: `send_task_message`). A
+block of `publish_batch` raises an error at its end if it could not send the message.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from celery_sqs_visibility.task.context import (
     message_group,
     own_queue,
 )
+from celery_sqs_visibility.task.stored_state import store_retry
 
-#: The runs that await a successor: the request, with the header that names it and that header's value.
+#: The runs that await a successor: by id of the request, the request, and the header and value to look for.
 _awaiting: dict[int, tuple[DeliveryContext, str, str | None]] = {}
 
 
 def await_successor(request: DeliveryContext, *, by_root: bool = False) -> None:
-    """Note in `request.visibility_successor` whether a successor is published, until `end`.
+    """Track in `request.visibility_successor` whether a successor is published, until `end`.
 
-    `by_root`: the successor may be several messages, with other task ids and the run's root. Any thread.
+    With `by_root`, the successor may be several messages, with other task ids but the run's root. Any thread.
     """
     value = request.root_id if by_root else request.id
     request.visibility_successor = bool(request.visibility_successor)
     _awaiting[id(request)] = (request, "root_id" if by_root else "id", value)
-    # Connected late, since a receiver costs every publication.
+    # Connected late, because a receiver slows down every publication.
     signals.after_task_publish.connect(_note, weak=False)
 
 
@@ -58,7 +59,7 @@ def _note(headers: dict[str, Any], body: Any, **_: Any) -> None:
 
 
 class Continuation(Retry):
-    """The task continues in another message, which was sent; this one is to be deleted."""
+    """The task continues in another message, which was sent; this one must be deleted."""
 
 
 def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
@@ -73,10 +74,20 @@ def publish_continuation(task: Any, changes: dict[str, Any]) -> Continuation:
     args, kwargs = changed_arguments(inspect.signature(task.run), request.args, request.kwargs, changes)
     signature = task.signature_from_request(request, args, kwargs, **_options(task, request))
     if not request.is_eager:
-        free_key(request)
+        prepare_for_successor(task)
         _publish(task, signature)
     told = "its message is followed by another, with which it continues"
     return Continuation(told, is_eager=request.is_eager, sig=signature)
+
+
+def prepare_for_successor(task: Any, exc: Any = None) -> None:
+    """Store RETRY and then free the key, before the task is published again, because it may start at once.
+
+    A duplicate that waits for the key has the same task id, and may start as soon as the key is free.
+    """
+    if is_delivery(task):
+        store_retry(task, task.request, exc)
+    free_key(task.request)
 
 
 def free_key(request: DeliveryContext) -> None:
@@ -86,7 +97,7 @@ def free_key(request: DeliveryContext) -> None:
 
 
 def _options(task: Any, request: DeliveryContext) -> dict[str, Any]:
-    """Options that Celery's `signature_from_request` leaves out; attempts and their limit start over."""
+    """Options that Celery's `signature_from_request` leaves out. Attempts and their limit start anew."""
     headers = request.as_execution_options()["headers"] or {}
     return {
         "retries": 0,
@@ -111,7 +122,7 @@ def _publish(task: Any, signature: Any) -> None:
 def changed_arguments(
     signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any], changes: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Change some arguments of a call; each stays positional or by name."""
+    """Change some arguments of a call; each stays positional or a keyword."""
     changed, left = list(args), dict(changes)
     positional = [
         parameter

@@ -1,9 +1,9 @@
 """Tracing of a `VisibilityTask`'s run. In the pool's child, where the exception is.
 
 Celery's tracer (celery/app/trace.py: `build_tracer`) runs a task and records its end. For messages from SQS
-two things differ. An exception of the task's own code becomes a `VisibilityRetry` if the message comes back,
-so that Celery's autoretry lets it pass. An error of Celery's outside the task's code (storing the result,
-publishing the next step of a chain) is no failure of the task: the message comes back, and no errback is
+two things differ. An exception of the task's own code becomes a `VisibilityRetry` if the message comes back;
+Celery's autoretry does not handle that. An error of Celery's outside the task's code (storing the result,
+publishing the next step of a chain) is not a failure of the task: the message comes back, and no errback is
 called.
 """
 
@@ -22,7 +22,6 @@ from celery.app import trace as celery_trace
 from celery.app.trace import TraceInfo, trace_ok_t
 from celery.exceptions import Ignore, Reject, Retry
 
-import celery_sqs_visibility.visibility  # noqa: F401 - for tasks' own code, before a pool forks
 from celery_sqs_visibility.contacts.pool import is_told_to_end
 from celery_sqs_visibility.delivery.lease_table import UNWATCHED, find_lease
 from celery_sqs_visibility.delivery.publish import retries
@@ -37,7 +36,9 @@ from celery_sqs_visibility.task.failure_log import (
 )
 from celery_sqs_visibility.task.retries import VisibilityRetry, as_ours
 from celery_sqs_visibility.task.spans import describe_span
+from celery_sqs_visibility.task.stored_state import store_state
 from celery_sqs_visibility.task.successors import Continuation
+from celery_sqs_visibility.visibility import Visibility  # for tasks' own code, too, before a pool forks
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class DeliveryTrace(TraceInfo):
                 self.state, self.retval = states.RETRY, retry
                 self.einfo = _raised(retry, lambda: record(call_errbacks=False))
                 return self.einfo
-            # If storing the task's own failure failed, it is stored now.
+            # If storing the task's own failure has failed, it is stored now.
             self.retval = req.visibility_final or self.retval
         if self.state == states.FAILURE:
             chord_end.count_once(task, req)
@@ -80,11 +81,16 @@ class DeliveryTrace(TraceInfo):
         store_errors: bool = True,  # noqa: FBT001, FBT002
         **kwargs: Any,
     ) -> ExceptionInfo:
-        """As Celery's, but with an exception behind it the log line is a WARNING with the traceback.
+        """Do what Celery does, but log a WARNING with the traceback if an exception is behind the retry.
 
-        Without one the task polls or is continued: then Celery's INFO line is enough.
+        Without one the task polls or is continued, and Celery's INFO line is enough. RETRY is stored once: a
+        run whose successor was sent has stored it before. It is not stored by a run that has lost its
+        message: another run may have stored how the task ended.
         """
         retry = self.retval
+        stored = req.visibility_retry_stored and not isinstance(retry, VisibilityRetry)
+        if stored or Visibility(req).lost:
+            store_errors = False
         exc = exception_behind(retry)
         if exc is None or isinstance(retry, Continuation):
             return super().handle_retry(task, req, store_errors=store_errors, **kwargs)
@@ -102,7 +108,7 @@ def trace_deliveries(task: Any, tracer: Callable[..., Any]) -> Callable[..., Any
 
     @cache
     def build_ours(hostname: str | None) -> Callable[..., Any]:
-        # Looked up late, since error trackers replace it.
+        # Looked up late, because error trackers replace it.
         return celery_trace.build_tracer(task.name, task, hostname=hostname, Info=DeliveryTrace, app=task.app)
 
     def trace(uuid: str, args: Any, kwargs: Any, request: dict[str, Any] | None = None) -> Any:
@@ -144,7 +150,7 @@ def decide_failures(
 ) -> Any:
     """Run a part of a task's own code; `outcomes.on_run_failed` decides about its exceptions.
 
-    `ends`: the task's own code is over when the part returns.
+    With `ends`, the task's own code is over when the part returns.
     """
     request.visibility_in_run = True
     if ends:
@@ -159,7 +165,7 @@ def decide_failures(
         request.visibility_in_run = False
         successors.end(request)
         if ends and task.inactivity_timeout is not None and (lease := find_lease(request.visibility_lease)):
-            lease.last_sign = UNWATCHED  # Celery's own code shows no life
+            lease.last_sign = UNWATCHED  # from here on runs Celery's code, which shows no life
     if ends:
         retries.set_deadline()
         if request.chord:
@@ -169,7 +175,7 @@ def decide_failures(
 
 
 def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call the part. Raises what the task decided, a `VisibilityRetry` if its message comes back."""
+    """Call a part of the task's code. Raises the task's decision, such as a `VisibilityRetry`."""
     try:
         try:
             return function(*args, **kwargs)
@@ -187,7 +193,7 @@ def _own_end(task: Any, function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 
 def _as_celerys(retry: Retry) -> Retry:
-    """A plain `Retry` that carries ours: New Relic's agent ignores exceptions by their class's name."""
+    """A plain `Retry` that wraps ours: New Relic's agent ignores exceptions by the name of their class."""
     plain: Any = Retry(retry.message, retry.exc, retry.when)
     plain.visibility_retry = retry
     return plain  # type: ignore[no-any-return]
@@ -201,7 +207,7 @@ def is_raised_in(file: str, traceback: Any) -> bool:
 
 
 def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry | None:
-    # The tracer itself rejects if it cannot publish what follows an earlier result.
+    # The tracer itself raises Reject if it can't publish what follows an earlier result.
     if isinstance(exc, Reject) and not is_raised_in(TRACE_FILE, exc.__traceback__):
         return None
     retry: Retry | None = task.retry_after_error_outside(request, exc)
@@ -209,40 +215,29 @@ def _retry_after(exc: Exception, task: Any, request: DeliveryContext) -> Retry |
 
 
 def _prepare(task: Any, request: dict[str, Any]) -> None:
-    """Record what others must know if the worker dies or the run shows no life."""
+    """Record what others need to know if the worker dies or the run shows no life."""
     if task.inactivity_timeout is not None and (lease := find_lease(request.get("visibility_lease"))):
         lease.last_sign = SYSTEM_CLOCK.monotonic()
     if task.name == CHORD_UNLOCK:
         retries.set_deadline()
     if request.get("chord") and task.app.conf.worker_deduplicate_successful_tasks:
-        # Celery would skip a run whose result is stored, but its chord may not know of it.
+        # Celery would skip a run whose result is stored, but its chord may not have been told.
         request["delivery_info"] = {**(request.get("delivery_info") or {}), "redelivered": False}
-    if request.get("retries") and task.is_beyond_limit(DeliveryContext(request)):
+    if request.get("retries") and task.is_beyond_limit(context := DeliveryContext(request)):
         # If the run kills its worker, the next worker sees this.
-        _store(task, request, {"pid": os.getpid(), "hostname": request.get("hostname")}, states.STARTED)
+        run = {"pid": os.getpid(), "hostname": request.get("hostname")}
+        store_state(task, context, run, states.STARTED)
 
 
 def _store_release(task: Any, request: dict[str, Any], info: Any) -> None:
-    """Replace STARTED after a run beyond the limit whose message was given back."""
+    """Replace the state STARTED after a run beyond the limit whose message was given back."""
     released = info.state == states.REJECTED and info.retval.requeue
-    if released and task.is_beyond_limit(DeliveryContext(request)):
-        _store(task, request, info.retval, states.RETRY)
-
-
-def _store(task: Any, request: dict[str, Any], result: Any, state: str) -> None:
-    context = DeliveryContext(request)
-    if context.ignore_result or task.ignore_result:
-        return
-    try:
-        task.backend.store_result(request["id"], result, state, request=context)
-    except Exception:
-        logger.exception(
-            "state %s of task %s[%s] could not be stored; the run goes on", state, task.name, request["id"]
-        )
+    if released and task.is_beyond_limit(context := DeliveryContext(request)):
+        store_state(task, context, info.retval, states.RETRY)
 
 
 def _raised(retry: Retry, record: Callable[[], ExceptionInfo]) -> ExceptionInfo:
-    """Call `record` while the exception is being handled: it reads the traceback."""
+    """Call `record` while the exception is being handled, because it reads the traceback."""
     try:
         raise retry from retry.exc
     except Retry:

@@ -1,16 +1,17 @@
 """Test kit for projects that run on SQS: turned time, simulated deliveries, pytest fixtures.
 
-Two halves, which share the account of a message:
+It has two halves, which share the accounts of messages:
 
-- In one thread, without a server: `turned_time` and `simulate`. SQS is the fake, the clock is turned by hand,
-  and a `worker.Worker` takes messages with the package's own code: decoder, holder, heartbeat, settler,
-  requests, retry decisions, keys of exclusive tasks. `world.World` puts these together.
-- With a server: the fixtures of `plugin`. SQS is that of `celery sqs local`, a process; workers are embedded
-  in the test's process, or processes of their own, which write their events into a file (`diary`).
+- In one thread, without a server: `turned_time` and `simulate`. SQS is the fake, tests turn the clock, and a
+  `worker.Worker` handles messages with the package's own code: decoder, holder, heartbeat, settler, requests,
+  retry decisions, keys of exclusive tasks. `world.World` puts these together.
+- With a server: the fixtures of `plugin`. SQS is `celery sqs local`, a process; workers are embedded in the
+test's
+  process, or processes of their own, which write their events to a file (`diary`).
 
 Floors: account under world under turned time and simulation; server under plug-in. The room is above all
-others, and no other imports it. Names are imported when they are first used, since pytest imports the
-plug-in in every project that has this package installed.
+others, and no other imports it. Names are imported on first use, because pytest imports the plug-in in every
+project that has this package installed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from celery_sqs_visibility.testing.account import Accounts, LetterFacts, MessageAccount
     from celery_sqs_visibility.testing.schedule import Fault
     from celery_sqs_visibility.testing.simulation import Simulation, SimulationFailedError, simulate
-    from celery_sqs_visibility.testing.turned_time import TurnedTime, turned_time
+    from celery_sqs_visibility.testing.world import TurnedTime, turned_time
 
 __all__ = [
     "Accounts",
@@ -49,9 +50,9 @@ _HOMES = {
     "MessageAccount": "testing.account",
     "Simulation": "testing.simulation",
     "SimulationFailedError": "testing.simulation",
-    "TurnedTime": "testing.turned_time",
+    "TurnedTime": "testing.world",
     "simulate": "testing.simulation",
-    "turned_time": "testing.turned_time",
+    "turned_time": "testing.world",
 }
 
 

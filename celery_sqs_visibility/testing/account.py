@@ -1,4 +1,4 @@
-"""Accounts of messages: the history of each task's message, by the package's events."""
+"""Accounts of messages: the history of each task's message, as the package's events tell it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_sqs_visibility.testing.clock import machine_time
 #: How long a test waits for the end of a message by default.
 END_SECONDS: Final = 30.0
 
-#: Between two reads of a diary of another process.
+#: The interval at which another process's diary is read.
 LOOK_SECONDS: Final = 0.02
 
 
@@ -35,11 +35,7 @@ class LetterFacts:
 class MessageAccount:
     """The history of the message, or messages, of one task id.
 
-    A message that SQS itself moves to the dead-letter queue makes no event: see `TurnedTime.dead_letters`.
-
-    Attributes:
-        task_id: the task's.
-        events: its events in order.
+    A message that SQS itself moves to the dead-letter queue emits no event: see `TurnedTime.dead_letters`.
     """
 
     task_id: str
@@ -47,12 +43,12 @@ class MessageAccount:
 
     @property
     def receives(self) -> int:
-        """The number of receives by workers."""
+        """Number of receives by workers."""
         return len(self._of(events.Received))
 
     @property
     def runs(self) -> int:
-        """The number of runs that began."""
+        """Number of runs that began."""
         return len(self._of(events.Started))
 
     @property
@@ -72,7 +68,7 @@ class MessageAccount:
 
     @property
     def dead_letter(self) -> LetterFacts | None:
-        """The dead letter that a worker made of it."""
+        """The dead letter that a worker sent for it; `None` if none did."""
         letters = self._of(events.DeadLettered)
         return LetterFacts(letters[-1].reason, letters[-1].delivery.queue) if letters else None
 
@@ -95,12 +91,12 @@ class MessageAccount:
 
 
 class Accounts:
-    """Accounts of all messages since `start`: of workers in this process, and of those with a diary.
+    """Accounts of all messages since `start`, of workers in this process and of those with a diary.
 
     Any thread.
 
     Args:
-        read: reads further events of other processes; `None` where there are none.
+        read: returns further events of other processes; `None` if there are none.
     """
 
     def __init__(self, read: Callable[[], list[DeliveryEvent]] | None = None) -> None:
@@ -118,7 +114,7 @@ class Accounts:
         self._end()
 
     def hear(self, event: DeliveryEvent) -> None:
-        """Enter an event."""
+        """Add an event to its account."""
         task_id = event.delivery.task_id
         if task_id is None:
             return
@@ -127,7 +123,7 @@ class Accounts:
             self._changed.notify_all()
 
     def so_far(self, result: Any) -> MessageAccount:
-        """The account of a task up to now, by its result or its id; of a group, that of its first task."""
+        """The account of a task so far, by its result or its id; for a group, that of its first task."""
         while getattr(result, "results", None):
             result = result.results[0]
         self._read_others()

@@ -1,4 +1,4 @@
-"""An app under test: its tasks, and its queues."""
+"""An app under test: its tasks and its queues."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 
 def load_tasks(app: Celery[Any]) -> None:
-    """Import the app's tasks, and give them the app.
+    """Import the app's tasks, and bind them to the app.
 
     Raises:
-        ImproperlyConfigured: the tasks run where they are called, without a broker.
+        ImproperlyConfigured: tasks run in the caller, without a broker.
     """
     app.loader.import_default_modules()
     app.finalize()

@@ -1,6 +1,6 @@
-"""Runs that wait on the simulation's one thread for what an interrupted run has: a lock, a row of a database.
+"""Detects that a run waits for something, such as a lock, that an interrupted run of the thread holds.
 
-Such a wait would have no end, since the run that has it goes on only afterwards.
+Such a wait would never end, because the run that holds it continues only afterwards.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final
 
 from celery_sqs_visibility.delivery.threads import is_main_thread, start_thread
 
-#: From one look at the thread to the next. One that comes late says that the machine is busy.
+#: The interval at which the thread is checked. A late check means that the machine is busy.
 LOOK_SECONDS: Final = 0.05
 
-#: A thread waits that has taken no time of its processor from one look to the next, so many times in a row.
+#: A thread waits if it used no processor time between this many consecutive checks.
 LOOKS: Final = 4
 
-#: Does nothing without a handler. macOS does not tell the time that a thread of the caller's has taken.
+#: A signal that does nothing without a handler. macOS does not tell how much time another thread has used.
 SIGNAL: Final = getattr(signal, "SIGURG", None) if hasattr(time, "pthread_getcpuclockid") else None
 
 
 @contextmanager
 def ended_if_it_waits(end: Callable[[], None]) -> Iterator[None]:
-    """Inside, call `end` once this thread waits; it raises an exception where the thread waits.
+    """Inside, call `end` once this thread waits. It raises an exception at the place of the wait.
 
-    Only a main thread can be called so, where there are Unix signals. A wait in C code that does not look for
-    signals ends by itself.
+    Works only in a main thread, and with Unix signals. A wait in C code that does not check for signals must
+    end by itself.
     """
     if SIGNAL is None or not is_main_thread():
         yield
@@ -47,7 +47,7 @@ def ended_if_it_waits(end: Callable[[], None]) -> Iterator[None]:
 
 
 def _watch(thread: int, over: threading.Event) -> None:
-    """Send the signal each time that the thread has taken no time of its processor for a while."""
+    """Send the signal each time that the thread has used no processor time for a while."""
     clock = time.pthread_getcpuclockid(thread)
     looked, used, looks = time.monotonic(), -1.0, 0
     while not over.wait(LOOK_SECONDS):

@@ -1,4 +1,4 @@
-"""A clock that a test turns, read by the package and by Celery in place of the machine's."""
+"""A clock that a test turns, and that the package and Celery read instead of the machine's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 
 MISSING: Final = object()
 
-#: The machine's monotonic clock, also while the package reads a turned one.
+#: The machine's monotonic clock, even while the package reads a turned one.
 machine_time: Final = SystemClock.monotonic
 
 
 class TurnedClock:
-    """A `policy.clock.Clock` that begins at the machine's time, and then stands still until it is turned."""
+    """A `policy.clock.Clock` that starts at the machine's time, and stands still until it is turned."""
 
     def __init__(self) -> None:
         self._began = self._monotonic = float(round(SYSTEM_CLOCK.monotonic()))
@@ -33,11 +33,11 @@ class TurnedClock:
 
     @property
     def passed(self) -> float:
-        """Seconds by which it was turned so far."""
+        """Seconds by which the clock was turned so far."""
         return self._monotonic - self._began
 
     def turn(self, seconds: float) -> None:
-        """Turn it forward."""
+        """Turn the clock forward."""
         self._monotonic += seconds
         self._wall += seconds
 
@@ -52,7 +52,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Inside, an attribute of an object, a class or a module has another value.
 
     Raises:
-        TypeError: the object takes no attributes, as those of C code.
+        TypeError: the object's attributes can't be set, as in C code.
     """
     own = getattr(owner, "__dict__", {})
     before, inherited = own.get(name, MISSING), getattr(owner, name, MISSING)
@@ -66,7 +66,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         if before is MISSING and isinstance(own, dict) and name in own:
-            del own[name]  # not by `delattr`, after which a mock has no such attribute
+            del own[name]  # `delattr` would leave a mock without such an attribute
         elif before is MISSING and (inherited is MISSING or name in own):
             delattr(owner, name)
         else:
@@ -75,10 +75,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def reading(clock: TurnedClock) -> Iterator[None]:
-    """Inside, all of this package reads that clock, in every thread of the process."""
+    """Inside, the whole package reads that clock, in every thread of the process."""
 
     class Datetime(datetime):
-        """Celery's `datetime`, by which a request expires."""
+        """Celery's `datetime`, which decides whether a request has expired."""
 
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Any:
@@ -93,7 +93,7 @@ def reading(clock: TurnedClock) -> Iterator[None]:
 
 @contextmanager
 def reading_in_app(app: Celery, clock: TurnedClock) -> Iterator[None]:
-    """Inside, the app's ETAs count from that clock, too."""
+    """Inside, the app's ETAs are counted from that clock, too."""
 
     def now() -> datetime:
         return datetime.fromtimestamp(clock.wall(), UTC).astimezone(app.timezone)

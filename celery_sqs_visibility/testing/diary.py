@@ -19,13 +19,13 @@ from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryEvent, DeliveryFacts, subscribe
 from celery_sqs_visibility.operate.invocation import end_with_parent
 
-#: The file's path.
+#: The environment variable with the file's path.
 VARIABLE: Final = "SQS_TESTING_DIARY"
 
-#: The process that started this one, and after which it ends.
+#: The variable with the process that started this one, and after which it ends.
 PARENT_VARIABLE: Final = "SQS_TESTING_PARENT"
 
-#: The entry that a worker consumes.
+#: The entry that says that the worker consumes.
 READY: Final = "ready"
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.testing.account import Accounts
     from celery_sqs_visibility.testing.server import AppQueues, LocalSQS, Workers
-    from celery_sqs_visibility.testing.turned_time import TurnedTime
+    from celery_sqs_visibility.testing.world import TurnedTime
 
 
 @pytest.fixture(scope="session")
 def sqs_server() -> Iterator[LocalSQS]:
-    """An SQS beside this process, on 127.0.0.1, which boto3 finds by environment variables."""
+    """An SQS server in another process, on 127.0.0.1, which boto3 finds by environment variables."""
     from celery_sqs_visibility.testing.server import LocalSQS  # noqa: PLC0415 - see above
 
     server = LocalSQS()
@@ -66,7 +66,7 @@ def sqs_account(sqs_worker: Workers) -> Iterator[Accounts]:
 @pytest.fixture
 def sqs_time() -> Iterator[TurnedTime]:
     """Turned time, in memory and without a server: `sqs_time.run(task.s())`."""
-    from celery_sqs_visibility.testing.turned_time import TurnedTime  # noqa: PLC0415 - see above
+    from celery_sqs_visibility.testing.world import TurnedTime  # noqa: PLC0415 - see above
 
     with TurnedTime() as time:
         yield time

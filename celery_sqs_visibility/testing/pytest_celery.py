@@ -1,8 +1,8 @@
-"""SQS broker vendor for pytest-celery: container, node and fixtures, in the shapes of its own vendors.
+"""SQS as a broker for pytest-celery: container, node and fixtures, in the forms of its own brokers.
 
-Nothing imports it, and no plug-in loads it: a project asks for it in its `conftest.py`, by
+Nothing imports this module, and no plug-in loads it: a project asks for it in its `conftest.py`, by
 `pytest_plugins = ["celery_sqs_visibility.testing.pytest_celery"]`. Then the broker of `celery_setup` is SQS.
-Needs `pytest-celery`, and a Docker engine where a fixture that starts a container is not overridden.
+Needs `pytest-celery`, and a Docker engine unless the fixtures that start containers are overridden.
 """
 
 # mypy: disable-error-code="misc"
@@ -19,7 +19,7 @@ from kombu import Connection
 from pytest_celery import CeleryBrokerCluster, CeleryTestBroker, CeleryTestContainer, CeleryTestSetup
 from pytest_docker_tools import container, fxtr
 
-#: moto's own image. Any that has `moto_server` will do.
+#: moto's own image. Any image with `moto_server` will do.
 SQS_IMAGE: Final = "motoserver/moto"
 SQS_PORT: Final = 5000
 PORT_NAME: Final = f"{SQS_PORT}/tcp"
@@ -30,14 +30,14 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def client(self) -> Connection:
-        """A connection of kombu's over this package's transport."""
+        """A kombu connection over this package's transport."""
         return Connection(
             self.celeryconfig["host_url"], transport=TRANSPORT, transport_options=dict(TRANSPORT_OPTIONS)
         )
 
     @property
     def celeryconfig(self) -> dict[str, Any]:
-        """URLs for workers, which run in containers, and for the test, which does not."""
+        """The URLs for workers, which run in containers, and for the test, which does not."""
         return {
             "url": self.url,
             "host_url": self.host_url,
@@ -47,7 +47,7 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def url(self) -> str:
-        """The broker's URL in its network."""
+        """The broker's URL within its network."""
         return f"{self.prefix()}{self.hostname}:{SQS_PORT}"
 
     @property
@@ -59,12 +59,12 @@ class SQSContainer(CeleryTestContainer):
 
     @property
     def hostname(self) -> str:
-        """Its name in its network."""
+        """The container's name within its network."""
         return str(self.attrs["Config"]["Hostname"])
 
     @property
     def port(self) -> int:
-        """Its port for the test."""
+        """The container's port for the test."""
         return int(self._wait_port(PORT_NAME))
 
     @classmethod
@@ -74,7 +74,7 @@ class SQSContainer(CeleryTestContainer):
 
     @classmethod
     def entrypoint(cls) -> list[str]:
-        """The program, also for images with another one."""
+        """The program, even for images with another entry point."""
         return ["moto_server"]
 
     @classmethod
@@ -84,7 +84,7 @@ class SQSContainer(CeleryTestContainer):
 
     @classmethod
     def initial_env(cls) -> dict[str, str]:
-        """Its environment."""
+        """The container's environment."""
         return {}
 
     @classmethod
@@ -94,12 +94,12 @@ class SQSContainer(CeleryTestContainer):
 
     @classmethod
     def ports(cls) -> dict[str, None]:
-        """Ports that are free on this machine."""
+        """The container's ports, mapped to free ones of this machine."""
         return {PORT_NAME: None}
 
     @classmethod
     def prefix(cls) -> str:
-        """The URL's scheme and credentials. moto takes any; in the URL they need no environment variable."""
+        """The URL's scheme and credentials. moto accepts any, and in the URL they need no variable."""
         return "sqs://test:test@"
 
     @property
@@ -114,7 +114,7 @@ class SQSTestBroker(CeleryTestBroker):
 
 TRANSPORT: Final = "celery_sqs_visibility"
 
-#: moto speaks no TLS, and answers an empty poll after these seconds at the latest: workers end soon.
+#: moto speaks no TLS, and answers an empty poll after at most these seconds, so that workers end soon.
 TRANSPORT_OPTIONS: Final = {"region": "us-east-1", "is_secure": False, "wait_time_seconds": 2}
 
 
@@ -142,7 +142,7 @@ def celery_setup_cls() -> type[CeleryTestSetup]:
 
 @pytest.fixture
 def celery_broker_cluster(celery_sqs_broker: SQSTestBroker) -> Iterator[CeleryBrokerCluster]:
-    """One SQS, in place of every broker that pytest-celery knows."""
+    """One SQS, instead of every broker that pytest-celery knows."""
     cluster = CeleryBrokerCluster(celery_sqs_broker)
     yield cluster
     cluster.teardown()

@@ -9,7 +9,7 @@ from typing import Final
 
 MAX_FAULTS: Final = 3
 
-#: Delays of a message, in seconds: within a visibility timeout, hours, longer than a day.
+#: Delays of a message, in seconds: within a visibility timeout, hours, and longer than a day.
 DELAYS: Final = (90, 3 * 3600, 13 * 3600, 30 * 3600)
 
 
@@ -33,24 +33,24 @@ AT_THE_END: Final = frozenset({Fault.DEATH, Fault.LOST_DELETE})
 BETWEEN_RUNS: Final = frozenset({Fault.DELAY, Fault.REDRIVE})
 WHEN_EMPTY: Final = frozenset({Fault.REDRIVE})
 
-#: The share of points at which another message runs, if one waits. Schedules do not plan it: it cannot
-#: happen in a test with one message, whose seeds should have other faults.
+#: The share of points at which another message runs, if one waits. Schedules do not plan it: it can't happen
+#: in a test with one message, whose seeds should have other faults.
 OVERLAPS: Final = 1 / 4
 
 
 class Schedule:
     """The faults of one seed, in order, each with the number of points to pass before it happens.
 
-    Even seeds from 0 on are one death each, at each point of a run in turn; all other schedules are random.
+    Even seeds are one death each, at each point of a run in turn; all other schedules are random.
 
     Attributes:
-        random: for further choices; the same numbers each time.
-        passed: the number of points of runs passed so far.
+        random: for further choices; repeats the same numbers.
+        passed: number of points of runs passed so far.
 
     Args:
-        seed: `None`: without faults.
-        points: the number of points of a run without faults.
-        faults: those to choose from.
+        seed: `None` for no faults.
+        points: number of points of a run without faults.
+        faults: the faults to choose from.
     """
 
     def __init__(self, seed: int | None, points: int, faults: Collection[Fault]) -> None:

@@ -1,4 +1,4 @@
-"""An SQS server, an app's queues in it, and workers: in processes, or in threads of the test's."""
+"""An SQS server, an app's queues on it, and workers, in processes or in threads of the test's process."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from celery_sqs_visibility.testing.apps import create_queues, load_tasks
 from celery_sqs_visibility.testing.clock import is_turned, machine_time
 from celery_sqs_visibility.testing.diary import PARENT_VARIABLE, VARIABLE, Diary
 
-#: Seconds until a server answers, or a worker consumes, on a busy machine.
+#: Seconds to wait, on a busy machine, until a server answers or a worker consumes.
 START_SECONDS: Final = 60.0
 
 #: Seconds for a worker's warm shutdown.
 STOP_SECONDS: Final = 30.0
 
-#: Between two looks at a process.
+#: The interval at which a process is checked.
 LOOK_SECONDS: Final = 0.02
 
 
 class LocalSQS:
-    """`celery sqs local` as a process, on a free port. It has S3, SNS and DynamoDB, too.
+    """`celery sqs local` as a process, on a free port. It also has S3, SNS and DynamoDB.
 
-    It ends with this process, however that ends.
+    It ends with this process, however this process ends.
 
     Attributes:
         environment: the variables by which a process finds it, despite other endpoints and proxies.
@@ -96,7 +96,7 @@ class LocalSQS:
 class AppQueues:
     """The queues of apps, created as `celery sqs queues create` does, and deleted afterwards.
 
-    Queues that existed before stay.
+    Queues that existed before are kept.
     """
 
     def __init__(self) -> None:
@@ -132,9 +132,9 @@ class WorkerProcess:
 
     Args:
         project: the value of `-A`.
-        directory: for its log and its diary.
-        name: of the files in it, and of the node.
-        options: further options of the command, as `["--concurrency=4"]`.
+        directory: where its log and its diary are written.
+        name: of these files, and of the node.
+        options: further options of the command, such as `["--concurrency=4"]`.
         environment: further variables.
     """
 
@@ -160,7 +160,7 @@ class WorkerProcess:
 
         Raises:
             RuntimeError: it has exited instead; the error has its log.
-            TimeoutError: it does not.
+            TimeoutError: it does not consume in time; the error has its log.
         """
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own project
@@ -191,12 +191,12 @@ class WorkerProcess:
         return events
 
     def stop(self) -> None:
-        """End it as a deploy does, by SIGTERM; a worker that takes too long is killed."""
+        """End it by SIGTERM, as a deploy does. A worker that takes too long is killed."""
         if self._process is not None:
             end_process(self._process, STOP_SECONDS)
 
     def kill(self) -> None:
-        """Kill it and its pool, as a lost machine."""
+        """Kill it and its pool, as if the machine was lost."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -208,12 +208,7 @@ class WorkerProcess:
 
 
 class Workers:
-    """The workers of a test, which end with it.
-
-    Args:
-        queues: creates an app's queues.
-        directory: for logs and diaries.
-    """
+    """The workers of a test, which end with it."""
 
     def __init__(self, queues: AppQueues, directory: Path) -> None:
         self._queues = queues
@@ -285,7 +280,7 @@ class Workers:
 
 
 def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
-    """Add the variables that override the endpoint in boto3, or send requests to a proxy."""
+    """Add the variables that override boto3's endpoints, and those that keep requests from a proxy."""
     url = environment["AWS_ENDPOINT_URL"]
     endpoints = {f"AWS_ENDPOINT_URL_{service}": url for service in ("SQS", "S3", "SNS", "DYNAMODB")}
     without_proxy = {name: _with_host(os.environ.get(name), url) for name in ("NO_PROXY", "no_proxy")}
@@ -293,7 +288,7 @@ def _without_detours(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_host(hosts: str | None, url: str) -> str:
-    """These hosts and the URL's; `*` means all."""
+    """The hosts and the URL's host, separated by commas; `*` already means all."""
     host = urlsplit(url).hostname or ""
     return f"{hosts},{host}" if hosts and hosts != "*" else hosts or host
 
@@ -311,7 +306,7 @@ def end_process(process: subprocess.Popen[Any], seconds: float) -> None:
 
 @contextmanager
 def _logging_untouched() -> Iterator[None]:
-    """Inside, a Celery worker leaves logging as the test has it."""
+    """Inside, Celery workers leave logging as the test has set it up."""
 
     def leave(**_: Any) -> None:
         """Celery sets logging up only where its signal has no receiver."""

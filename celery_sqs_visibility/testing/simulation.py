@@ -1,11 +1,11 @@
 """Simulation of at-least-once delivery: a task under seeded schedules of faults, in memory.
 
 The package's own code receives, runs, settles, retries, extends and keeps the keys of exclusive tasks; the
-schedule decides what happens around it. All of it is one thread: where two runs overlap, the second runs
-from its begin to its end inside a point of the first.
+schedule decides what happens around it. Everything is in one thread: if two runs overlap, the second runs
+completely inside a point of the first.
 
-A death is a `SystemExit` that is raised at a point. What the task does then in `except` and `finally` is
-suppressed at the next point, as a dead process does nothing; code there that is no effect is executed.
+A death is a `SystemExit` raised at a point. What the task then does in `except` and `finally` is suppressed
+at the next point, because a dead process does nothing; only code there that is not an effect is executed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Replays one seed, in all simulations of the process.
+#: The variable with the one seed to replay, in all simulations of the process.
 SEED_VARIABLE: Final = "SQS_SIMULATION_SEED"
 
-#: Files are in memory, where the machine has such a directory: hundreds of databases are made and removed.
+#: Where files are kept in memory, if the machine has it: hundreds of databases are created and removed.
 MEMORY: Final = "/dev/shm"  # noqa: S108 - the directories in it are private
 
 #: Longest key in a line of the schedule.
@@ -63,10 +63,10 @@ SHOWN_CHARACTERS: Final = 80
 
 
 class SimulationFailedError(AssertionError):
-    """A simulation in which a check did not hold. Its text has the seed and the schedule.
+    """A simulation in which a check failed. Its text has the seed and the schedule.
 
     Attributes:
-        seed: of the schedule; `None`: it failed without a fault.
+        seed: of the schedule; `None` if it failed without a fault.
     """
 
     def __init__(self, text: str, seed: int | None) -> None:
@@ -78,7 +78,7 @@ class SimulationFailedError(AssertionError):
 
 
 class WorkerDiedError(WorkerTerminate):
-    """The process of a simulated worker is gone: no run of it goes on."""
+    """The process of a simulated worker has died: none of its runs continues."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
         super().__init__(0)
@@ -107,10 +107,10 @@ class SimulatedWorker(Worker):
 
 @dataclass
 class SimulatedRun:
-    """A message in the hands of a worker, from its receive to its settlement.
+    """A message that a worker holds, from its receive to its settlement.
 
     Attributes:
-        left: the points that its run may still pass in a shutdown; `None`: no shutdown.
+        left: the points that its run may still pass in a shutdown; `None` if there is no shutdown.
     """
 
     worker: SimulatedWorker
@@ -122,11 +122,11 @@ class Simulation(World):
 
     Attributes:
         seed: of the schedule; `None` in the run without faults, which counts the points.
-        faults: those that may happen.
         steps: what has happened so far, a line each.
-        effects: the keys of all effects, in their order.
-        directory: an empty directory, removed afterwards.
+        effects: the keys of all effects, in order.
     """
+
+    worker_class = SimulatedWorker
 
     def __init__(self, seed: int | None, points: int = 0, faults: Collection[Fault] = tuple(Fault)) -> None:
         super().__init__(seed or 0)
@@ -145,7 +145,7 @@ class Simulation(World):
 
     @property
     def directory(self) -> Path:
-        """An empty directory of this simulation, removed at its end."""
+        """An empty directory for this simulation, removed at its end."""
         if self._directory is None:
             memory = MEMORY if os.access(MEMORY, os.W_OK) else None
             self._directory = TemporaryDirectory(prefix="simulation-", dir=memory)
@@ -154,7 +154,7 @@ class Simulation(World):
 
     @property
     def points(self) -> int:
-        """How many points were passed so far."""
+        """Number of points passed so far."""
         return self._schedule.passed
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
@@ -182,7 +182,7 @@ class Simulation(World):
             named = (name, *args, *kwargs.items()) if key is None else key(*args, **kwargs)
             return self.effect(named, partial(called, *args, **kwargs))
 
-        # `None`: a mock or a lazy proxy makes it when it is asked.
+        # `None` is for a mock or a lazy proxy, which creates the attribute on access.
         is_static = isinstance(inspect.getattr_static(owner, name, None), (classmethod, staticmethod))
         self.replace(owner, name, staticmethod(effect) if is_static and inspect.isclass(owner) else effect)
 
@@ -236,11 +236,8 @@ class Simulation(World):
         worker.before_settlement = self._before_settlement
         return worker
 
-    def _make_worker(self, *args: Any) -> Worker:
-        return SimulatedWorker(*args)
-
     def work_once(self) -> bool:
-        """As `World.work_once`. Faults between runs come first, a redrive of dead letters last."""
+        """Do what `World.work_once` does, with faults before, and a redrive of dead letters last."""
         wait = self._next_message()
         has_messages = any(self.sqs.bodies(queue.url) for queue in self.queues)
         if has_messages:
@@ -257,7 +254,7 @@ class Simulation(World):
         return bool(self.sqs.visible(queue.url)) and self._take_by(self._living(), queue)
 
     def _living(self) -> SimulatedWorker:
-        """The worker that receives next: a new one if none is idle, or by chance."""
+        """The worker that receives next: a new one if none is idle, or at random."""
         idle = [worker for worker in self.workers if not any(run.worker is worker for run in self._runs)]
         if not idle or self._runs or (self.steps and self._schedule.random.random() < 1 / 2):
             return self.new_worker()
@@ -278,7 +275,7 @@ class Simulation(World):
                 self._end_deploy(worker)
 
     def _between(self, wait: float) -> None:
-        # Or no task that fails for good would come back after its dead letter.
+        # Not always: otherwise no task that fails for good would come back after its dead letter.
         may_redrive = self._schedule.random.random() < 1 / 2
         fault = self._schedule.due(BETWEEN_RUNS if may_redrive else BETWEEN_RUNS - WHEN_EMPTY)
         if fault is Fault.DELAY:
@@ -318,7 +315,7 @@ class Simulation(World):
             self._overlap()
 
     def _overlap(self) -> None:
-        """Let another worker run another message by chance, if one waits; two runs at a time are enough."""
+        """At random, let another worker run another message that waits; at most two runs overlap."""
         waiting = [queue for queue in self.queues if self.sqs.visible(queue.url)]
         if self.seed is None or len(self._runs) > 1 or not waiting:
             return
@@ -375,7 +372,7 @@ class Simulation(World):
         raise WorkerDiedError(worker)
 
     def _die_waiting(self) -> None:
-        """The innermost run waits for what an interrupted one has. In a signal handler."""
+        """End the innermost run, because it waits for an interrupted one. In a signal handler."""
         self._die(self._runs[-1].worker, "after it has waited for 0.2 s, as for a lock of another run")
 
     def _hand_back(self, run: SimulatedRun, where: str) -> None:
@@ -400,9 +397,9 @@ class Simulation(World):
         self.workers.remove(worker)
 
     def _before_settlement(self, worker: SimulatedWorker, delivery: Delivery, settlement: Settlement) -> None:
-        """The run has ended, and its end is not told yet."""
+        """Let a fault happen when a run has ended and its end is not reported yet."""
         if delivery.acknowledged_early:
-            return  # it begins only now
+            return  # the run begins only now
         if delivery is not worker.running:
             return
         if not self._runs or self._runs[-1].left is not None:
@@ -521,7 +518,7 @@ def _chosen(seeds: int, seed: int | None) -> Collection[int]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Inside, nothing is logged: hundreds of runs would hide the one that fails. A replay logs."""
+    """Inside, nothing is logged: hundreds of runs would hide the failing one. A replay logs."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -531,7 +528,7 @@ def _silent() -> Iterator[None]:
 
 
 def _run_one(test: Test, sim: Simulation) -> int:
-    """Run one simulation. Returns the number of its points."""
+    """Run one simulation. Returns its number of points."""
     result: object = None
     try:
         with sim:
@@ -547,7 +544,7 @@ def _run_one(test: Test, sim: Simulation) -> int:
 
 
 def _failures_of_pytest() -> list[type[BaseException]]:
-    """The exception of `pytest.fail`, which is no `Exception`; empty without pytest."""
+    """The exception of `pytest.fail`, which is not an `Exception`; empty without pytest."""
     pytest = sys.modules.get("pytest")
     return [] if pytest is None else [pytest.fail.Exception]
 

@@ -1,6 +1,6 @@
 """A worker in one thread on the fake SQS: the package's own holder and requests, on the inline driver.
 
-The world calls `take` and `send_all` when it is time. Tasks run as in Celery's solo pool.
+The world calls `take` and `send_all` when they are due. Tasks run as in Celery's solo pool.
 """
 
 from __future__ import annotations
@@ -32,38 +32,36 @@ from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS
 from celery_sqs_visibility.serverless.runs import Runs
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.delays import eta_of
+from celery_sqs_visibility.transport.encoding import eta_of
 
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 
 
 class NoReceivers(Receivers):
-    """The world receives; messages of any queue go to one callback."""
+    """No receivers: the world receives, and messages of any queue go to one callback."""
 
     def __init__(self, on_message: OnMessage) -> None:
         super().__init__()
         self._on_message = on_message
 
     def on_message(self, queue_name: str) -> OnMessage | None:  # noqa: ARG002 - the receivers'
-        """The callback."""
+        """Return the one callback, for any queue."""
         return self._on_message
 
 
 class Worker(DeliveryHolder):
-    """One process that works. It takes one message at a time, on the calling thread.
+    """A process that works. It handles one message at a time, in the calling thread.
 
     Args:
-        app: the app of its tasks.
         context: its own, as each process has one.
-        clock: turned by `wait`.
-        leases: the table by which runs see their messages.
-        wait: lets so many seconds pass until a message's ETA.
+        leases: the table through which runs see their messages.
+        wait: lets that many seconds pass, until a message's ETA.
 
     Attributes:
-        name: as Celery names its node.
-        frozen: whether it does nothing for now, as a process that is stopped.
-        dead: whether its process is gone: nothing is settled any more.
+        name: its node's name in Celery.
+        frozen: whether it does nothing for now, like a process that is stopped.
+        dead: whether its process has died: nothing is settled any more.
     """
 
     def __init__(
@@ -71,7 +69,7 @@ class Worker(DeliveryHolder):
     ) -> None:
         options = context.options
         self._inline = context.pump = pump = InlinePump(clock)
-        super().__init__(options, context.redrive, clock, pump, context.outgoing, settle_window=0.0)
+        super().__init__(options, context.redrive, pump, context.outgoing, settle_window=0.0)
         self.dead_letters.worker_name = context.worker_name
         self.capacity = Capacity(PREFETCH_SECONDS)
         self.give_leases(leases)
@@ -83,9 +81,7 @@ class Worker(DeliveryHolder):
         self._keys = self._runs.key_leases
         if self._keys is not None:
             self._keys.start()
-        self._decoder = Decoder(
-            context.decode_for_worker, options.for_queue, clock, self, self, options.readable_payloads
-        )
+        self._decoder = Decoder(context.decode_for_worker, self, clock, self)
         self._to_fetch: list[tuple[Delivery, PayloadPointer, ReceivedMessage]] = []
         self._arrivals = Arrivals(
             self._decoder,
@@ -99,7 +95,7 @@ class Worker(DeliveryHolder):
 
     def take(self, queue: Queue) -> bool:
         """Receive a message, run its task, and settle it. Returns whether there was one."""
-        now = self._clock.monotonic()
+        now = self._now()
         self.redrive.get(queue, now)
         messages = queue.sqs.receive(queue.url, 1, 0, self._context.receive_options_of(queue.name))
         arrived = self._arrivals.decode(queue, messages, now, now)
@@ -120,18 +116,18 @@ class Worker(DeliveryHolder):
             self._inline.work_off()
 
     def next_due(self) -> float:
-        """The monotonic instant at which its next request is due; infinity where none is."""
+        """The monotonic instant at which its next request is due; infinity if none is."""
         return math.inf if self.dead or self.frozen else self._inline.next_due()
 
     def hand_back(self, delivery: Delivery) -> None:
-        """End as after `shutdown_timeout`: keys are released, the run's message is visible at once."""
+        """End as after `shutdown_timeout`: release the keys, and make the run's message visible."""
         if self._keys is not None:
             self._keys.release_all()
         delivery.settle(RELEASE)
         self.send_all()
 
     def die(self) -> None:
-        """End at once, as by SIGKILL. The machine forgets its runs and leases."""
+        """End at once, as by SIGKILL. Its runs and leases are gone."""
         self.dead = True
         for delivery in self.of(self):
             state.requests.pop(delivery.facts.task_id or "", None)
@@ -152,7 +148,7 @@ class Worker(DeliveryHolder):
     def _fetched(
         self, delivery: Delivery, pointer: PayloadPointer, message: ReceivedMessage
     ) -> list[BufferedMessage]:
-        """The message with its payload, as the fetching threads of a worker bring it."""
+        """The message with its payload, as a worker's fetching threads return it."""
         payloads = cast("PayloadStore", self._context.payloads)  # or there would be no pointer
         content: ReadContent
         try:
@@ -168,7 +164,7 @@ class Worker(DeliveryHolder):
     # See `core.delivery.Consumer`.
 
     def loop_late(self, now: float) -> float:  # noqa: ARG002 - see `core.delivery.Consumer`
-        """0: it has no loop."""
+        """Return 0: there is no loop."""
         return 0.0
 
     def rest(self, delivery: Delivery, wait: Wait) -> None:
@@ -184,5 +180,5 @@ class Worker(DeliveryHolder):
         """Do nothing: the world polls."""
 
     def take_back(self, delivery: Delivery, payload: dict[str, Any]) -> bool:  # noqa: ARG002
-        """The queue refuses the copy of a message that waits: it is hidden instead."""
+        """Hide a waiting message whose queue refuses the copy."""
         return self.settle_copied(delivery, delivery.after_an_error())

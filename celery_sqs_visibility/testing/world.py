@@ -1,4 +1,4 @@
-"""An app's queues in memory, on a clock that tests turn, with workers that one thread drives."""
+"""An app's queues in memory, on a clock that tests turn, with workers driven by one thread: turned time."""
 
 from __future__ import annotations
 
@@ -37,44 +37,44 @@ from celery_sqs_visibility.worker.bound_tasks import take_events
 if TYPE_CHECKING:
     from typing import Self
 
-#: A message that was received more often comes back for ever.
+#: A message that was received more often than this comes back for ever.
 MAX_RECEIVES: Final = 1000
 
-#: After more receives in all, a task publishes itself again and again.
+#: After more receives in total, a task must be publishing itself again and again.
 MAX_MESSAGES: Final = 10_000
 
 PUBLISH: Final = Producer.publish
 
 NO_APP: Final = "no app is known: call open(app) first, or send a task"
 
-#: With all attributes.
+#: Receives all attributes.
 EVERYTHING: Final = ReceiveOptions(0, ("All",), ("All",))
 
 
 class MemorySQS(FakeSQS):
-    """A fake SQS that tells when a message becomes visible, and can forget a delete.
+    """A fake SQS that knows when a message becomes visible, and can lose a delete.
 
     Attributes:
-        deletes_to_lose: how many of the next deletions are confirmed, but not carried out.
+        deletes_to_lose: how many of the next deletes are confirmed but not carried out.
     """
 
     deletes_to_lose = 0
 
     def next_change(self, queue_url: str) -> float:
-        """Seconds until the next hidden message of the queue is visible; infinity without any."""
+        """Seconds until the queue's next hidden message becomes visible; infinity if none is hidden."""
         return self.queues[queue_url].next_change(self._now())
 
     def visible(self, queue_url: str) -> int:
-        """The number of visible messages of the queue."""
+        """Number of visible messages of the queue."""
         return int(self.queues[queue_url].counts(self._now())["ApproximateNumberOfMessages"])
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
     ) -> list[ReceivedMessage]:
-        """See `port.SQS`.
+        """Receive, and check that no message comes back for ever.
 
         Raises:
-            AssertionError: a message comes back for ever.
+            AssertionError: a message does.
         """
         messages = super().receive(queue_url, max_messages, wait, options)
         for message in messages:
@@ -83,7 +83,7 @@ class MemorySQS(FakeSQS):
         return messages
 
     def everything(self, queue_url: str) -> list[ReceivedMessage]:
-        """All visible messages of a queue, as ReceiveMessage answers them; they stay visible."""
+        """All visible messages of a queue, as ReceiveMessage returns them. They stay visible."""
         taken = self._take(self.queues[queue_url], sys.maxsize, EVERYTHING, self._now())
         return [as_received(message, EVERYTHING) for message in taken]
 
@@ -105,10 +105,10 @@ class World:
 
     Attributes:
         clock: advances only by `pass_time` and by waits for messages.
-        accounts: of all messages.
-        sqs: the queues' SQS.
         workers: the live ones.
     """
+
+    worker_class = Worker
 
     def __init__(self, seed: int = 0) -> None:
         self.clock = TurnedClock()
@@ -135,7 +135,7 @@ class World:
         return self._queues
 
     def __enter__(self) -> Self:
-        # Delays with jitter are the same each time.
+        # So that delays with jitter are the same each time.
         self._stack.callback(random.setstate, random.getstate())
         random.seed(self._seed)
         self._stack.enter_context(reading(self.clock))
@@ -192,12 +192,9 @@ class World:
             raise RuntimeError(NO_APP)
         self._made += 1
         context = self._new_context(self._app, f"worker {self._made}")
-        worker = self._make_worker(self._app, context, self.clock, self._leases, self.pass_time)
+        worker = self.worker_class(self._app, context, self.clock, self._leases, self.pass_time)
         self.workers.append(worker)
         return worker
-
-    def _make_worker(self, *args: Any) -> Worker:
-        return Worker(*args)
 
     def now(self) -> float:
         """The turned time in seconds since the epoch, for the code under test."""
@@ -296,6 +293,38 @@ class World:
         if store is None or store.bucket is None:
             return None
         return PayloadStore(self._objects, prefix=store.prefix)
+
+
+class TurnedTime(World):
+    """A context manager in which tasks run in memory, and time passes when it is turned.
+
+    Give it to one test. Inside, everything of this package in the process reads the turned clock: no worker
+    may run in another thread.
+    """
+
+    def account(self, result: Any) -> MessageAccount:
+        """The account of another task, by its result or its id."""
+        return self.accounts.so_far(result)
+
+    def turn(self, seconds: float) -> None:
+        """Let time pass: in a test between tasks, or in a task, whose message is extended meanwhile.
+
+        Raises:
+            ValueError: time does not go back.
+        """
+        if seconds < 0:
+            raise ValueError(f"expected 0 or more seconds, got {seconds!r}: time does not go back")
+        self.pass_time(seconds)
+
+    @property
+    def passed(self) -> float:
+        """Seconds that have passed since the block began."""
+        return self.clock.passed
+
+
+def turned_time() -> TurnedTime:
+    """Return a context manager: see `TurnedTime`."""
+    return TurnedTime()
 
 
 def _refuse_publishing(producer: Producer, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Messages that other AWS services put into a queue, by the shapes that Amazon documents. No I/O."""
+"""Messages that other AWS services send to a queue, by the formats that Amazon documents. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVICE_PREFIX: Final = "aws:"
 
 
 class S3Object(NamedTuple):
-    """The object that an event of S3 is about; `version` is `None` in a bucket without versioning."""
+    """The object that an S3 event is about; `version` is `None` in a bucket without versioning."""
 
     bucket: str
     key: str
@@ -24,9 +24,9 @@ class S3Object(NamedTuple):
 
 
 def s3_object(record: dict[str, Any]) -> S3Object:
-    """The object of an S3 notification's record, or of an S3 event of EventBridge, with its key in S3.
+    """The object of an S3 notification's record, or of an S3 event from EventBridge.
 
-    The key is URL-encoded in a notification and plain in EventBridge.
+    The key is URL-encoded in a notification and plain in EventBridge; the result has it decoded.
     """
     if "detail" in record:
         detail = record["detail"]
@@ -54,24 +54,24 @@ def describe_aws_event(body: Any) -> str | None:
 
 
 def is_sns(body: dict[str, Any]) -> bool:
-    """Returns whether it is a message of SNS without raw delivery."""
+    """Returns whether the body is an SNS message without raw delivery."""
     kinds = (SNS_NOTIFICATION, "SubscriptionConfirmation", "UnsubscribeConfirmation")
     return body.get("Type") in kinds and "TopicArn" in body
 
 
 def is_s3_test(body: dict[str, Any]) -> bool:
-    """Returns whether it is the message that S3 sends when notifications are configured, about no object."""
+    """Returns whether the body is S3's test message, sent when notifications are configured."""
     return body.get("Service") == "Amazon S3" and body.get("Event") == "s3:TestEvent"
 
 
 def contents(body: Any) -> list[dict[str, Any]]:
-    """The JSON object in an SNS notification, if any, then the parsed body, if it is an object."""
+    """The JSON object inside an SNS notification, if any, then the parsed body, if it is an object."""
     if not isinstance(body, dict):
         return []
     if not is_sns(body) or body["Type"] != SNS_NOTIFICATION:
         return [body]
     try:
-        # SNS takes no more than SQS does; in a payload in S3 the text might hold as much as that.
+        # SNS accepts no larger messages than SQS; a payload in S3 is parsed only up to that size.
         carried = json.loads(body["Message"]) if len(body["Message"]) <= MESSAGE_BYTES else None
     except Exception:  # noqa: BLE001 - any text, and as deeply nested as anybody likes
         carried = None
@@ -79,7 +79,7 @@ def contents(body: Any) -> list[dict[str, Any]]:
 
 
 def events_of(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The events in one of `contents()`: their names, as in `sqs_event`, and records; empty without any."""
+    """The names, as in `sqs_event`, and records of the events in one of `contents()`; empty if none."""
     if is_sns(body):
         if body["Type"] != SNS_NOTIFICATION:
             return []
@@ -94,7 +94,7 @@ def _is_from_eventbridge(body: dict[str, Any]) -> bool:
 
 
 def _records(body: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Records in S3's format, which other services use, too; empty if one has another format."""
+    """Records in S3's format, which other services use, too; empty if any has another format."""
     records = body.get("Records")
     named = [(_name(record), record) for record in records] if isinstance(records, list) else []
     return [(name, record) for name, record in named if name] if all(name for name, _ in named) else []

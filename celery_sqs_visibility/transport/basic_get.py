@@ -1,4 +1,4 @@
-"""Messages that `basic_get` fetched. They are not extended: SQS hides each for one visibility timeout."""
+"""Messages fetched by `basic_get`. They are not extended: SQS hides each for one visibility timeout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FetchedMessage:
-    """A message of the queue, hidden until the monotonic instant `deadline`. Its payload may be in S3."""
+    """A fetched message, hidden until the monotonic instant `deadline`. Its payload may be in S3."""
 
     queue: Queue
     deadline: float
@@ -33,10 +33,10 @@ class FetchedMessage:
 
 
 class FetchedMessages:
-    """Receipt handles of one channel, until they are settled or visible again. Any thread.
+    """Receipt handles of one channel, until they are settled or expire. Any thread.
 
-    `acknowledge` and `reject` make a request, and return `False` for a message that was not fetched here.
-    They raise the `SQSError` of a failed request. `payloads` is the bucket of large messages.
+    `acknowledge` and `reject` make a request and raise the `SQSError` of a failed one. They return `False`
+    for a message that was not fetched here. `payloads` is the bucket of large messages.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class FetchedMessages:
         return len(self._fetched)
 
     def fetch(self, queue: Queue, wanted: ReceiveOptions) -> ReceivedMessage | None:
-        """Receive a message, with its payload from S3, if it is there; `None` if there is no message. Blocks.
+        """Receive a message, including a payload in S3; `None` if there is no message. Blocks.
 
         Raises:
-            ValueError: there is no such payload.
-            SQSError: SQS does not answer, or S3 not while the message is hidden.
+            ValueError: the payload does not exist.
+            SQSError: SQS does not answer, or S3 does not while the message is hidden.
         """
         called = self._clock.monotonic()
         for received in queue.sqs.receive(queue.url, 1, 0, wanted):
@@ -74,7 +74,7 @@ class FetchedMessages:
     def _with_payload(
         self, message: ReceivedMessage, queue: Queue, called: float
     ) -> tuple[PayloadPointer | None, ReceivedMessage]:
-        """Fetch the payload from S3, if it is there. Returns the pointer, if any, and the message."""
+        """Fetch the payload if it is in S3. Returns the pointer, if any, and the complete message."""
         readable = self._payloads.readable if self._payloads else NO_PAYLOADS
         pointer = pointer_in(message["Body"], message.get("MessageAttributes", {}), readable)
         if pointer is None or self._payloads is None:
@@ -96,7 +96,7 @@ class FetchedMessages:
         return message is not None
 
     def reject(self, handle: str, redrive: RedriveBook, *, requeue: bool) -> bool:
-        """Make the message visible again or, without `requeue`, give it up, as `Rejection.reject` does.
+        """Make the message visible again if `requeue`, otherwise give it up, as `Rejection.reject` does.
 
         A message that is given up is left to the redrive policy. Without one it is deleted or, with
         `when_exhausted="keep"`, hidden for an hour, after which another `basic_get` may fetch it.
@@ -152,7 +152,7 @@ class FetchedMessages:
         return called + self._options_of(queue.name).visibility_timeout
 
     def _take(self, handle: str) -> FetchedMessage | None:
-        if not self._fetched:  # asked for each message of a consumer
+        if not self._fetched:  # this is called for every message of a consumer
             return None
         with self._lock:
             return self._fetched.pop(handle, None)

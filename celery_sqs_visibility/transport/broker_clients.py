@@ -1,4 +1,4 @@
-"""Access to AWS by a broker URL and transport options: clients, queues, the bucket of payloads."""
+"""Access to AWS for a broker URL and transport options: clients, queues, the bucket of payloads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settings_of(broker: BrokerURL, options: Options) -> ClientSettings:
 
 
 def shared_sqs(settings: ClientSettings) -> BotoSQS:
-    """The `SQS` of this process for these settings: kombu's many Connections share its connection pools.
+    """This process's `SQS` for these settings, whose connection pools all kombu Connections share.
 
     It lives as long as a caller keeps it. Any thread. A forked child has its own.
     """
@@ -56,7 +56,7 @@ def shared_sqs(settings: ClientSettings) -> BotoSQS:
 
 
 def queues_of(settings: ClientSettings, options: Options) -> Queues:
-    """The queues by name. No request."""
+    """The directory of queues. Makes no request."""
 
     @cache  # keeps the `SQS`
     def sqs_for(predefined: PredefinedQueue) -> SQS:
@@ -79,7 +79,7 @@ def settings_of_queue(queue: str, settings: ClientSettings, options: Options) ->
 
 
 def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | None:
-    """The store of large payloads; `None` without a bucket. No request."""
+    """The store of large payloads; `None` without a bucket. Makes no request."""
     store = options.payload_store
     if store is None or store.bucket is None:
         return None
@@ -96,10 +96,10 @@ def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> Clie
 
 
 def _plans(options: Options, queue: str) -> list[QueuePlan]:
-    """Plan the queue as `celery sqs queues create` does, by the tasks that this process knows."""
+    """Plan the queue as `celery sqs queues create` does, from the tasks that this process knows."""
     limits: list[int | None] = []
     for app in configured_apps():
-        with suppress(Exception):  # Celery raises it where the app is used
+        with suppress(Exception):  # Celery raises it again when the app is used
             limits += max_retries_by_queue(app).get(queue, ())
     return plan_queues([queue], options, {queue: limits})
 

@@ -1,4 +1,4 @@
-"""The part that all connections of a process to one broker share."""
+"""What all connections of a process to one broker share."""
 
 from __future__ import annotations
 
@@ -46,34 +46,33 @@ SYSTEM_ATTRIBUTES: Final = {
     "SentTimestamp",
 }
 
-#: Contexts that are kept when nothing uses them: those that connections have asked for last.
+#: How many recently used contexts are kept when nothing else refers to them.
 KEPT_CONTEXTS: Final = 8
 
 _lock = ProcessLock()  # guards _contexts
 _contexts: MutableMapping[tuple[int, str], BrokerContext] = WeakValueDictionary()
 
-#: Those of the processes that this one was forked from. They are never collected, since locks around their
-#: sockets may be held by threads that this process does not have.
+#: Contexts of the processes that this one was forked from. They are never collected, because threads that
+#: this process does not have may hold locks around their sockets.
 _inherited: Final[list[BrokerContext]] = []
 os.register_at_fork(after_in_child=lambda: _inherited.extend(_contexts.values()))
 
 
 class BrokerContext:
-    """The queues of one broker, as one process sees them, with all that it knows of them.
+    """A process's view of one broker: its queues, and what is known of them.
 
-    Open connections keep it, and consumers that hold messages. It is in no cycle of references, so that its
-    sockets are closed as soon as nobody keeps it.
+    Kept by open connections, and by consumers that hold messages. It is part of no reference cycle, so its
+    sockets are closed as soon as nothing refers to it.
 
     Attributes:
         outgoing: sends messages of any size.
-        send: sends one that is published by itself; concurrent ones share requests.
-        new_sender: makes a sender of those that are published in a block.
-        payloads: where large payloads go; `None`: nowhere.
-        worker_name: Celery's name of this node; a bootstep sets it. Empty in a client.
+        send: sends a single message; concurrent calls share requests.
+        new_sender: makes a sender for a block of publications.
+        payloads: where large payloads go; `None` if there is no bucket.
+        worker_name: Celery's name of this node, set by a bootstep; empty in a client.
         attribute_names: the message attributes that tasks see.
-        release_keys: releases the keys of exclusive tasks that run; a bootstep sets it where there are any.
-        on_remote_shutdown: ends the worker, for the command `shutdown`; a bootstep sets it.
-        client_settings: the settings of SQS's clients.
+        release_keys: releases the keys of running exclusive tasks; set by a bootstep, if there are any.
+        on_remote_shutdown: ends the worker at the command `shutdown`; set by a bootstep.
     """
 
     def __init__(self, broker: BrokerURL, options: Options) -> None:
@@ -88,7 +87,7 @@ class BrokerContext:
         self.temporary_queues = TemporaryQueues(self.queues)
         system, custom = _wanted_attributes(options.fetch_message_attributes)
         system = ("All",) if "All" in system else tuple(sorted({*system, *SYSTEM_ATTRIBUTES}))
-        # All message attributes: a dead letter keeps those of its sender, and they cost no request.
+        # Receive all message attributes: they cost no request, and a dead letter keeps those of its sender.
         self.receive_options = ReceiveOptions(options.visibility_timeout, system, ("All",))
         self.attribute_names = custom
         self._publish_attempts: WeakKeyDictionary[Any, PublishAttempts] = WeakKeyDictionary()
@@ -99,39 +98,39 @@ class BrokerContext:
 
     @shared_property
     def pump(self) -> Pump:
-        """Makes the requests that no caller waits for. Imported when first needed: producers make none."""
+        """Makes the requests that no caller waits for. Imported lazily, because producers need none."""
         from celery_sqs_visibility.delivery.pump import Pump  # noqa: PLC0415
 
         return Pump()
 
     @shared_property
     def receiving(self) -> Receiving:
-        """The consumers and what they hold. Imported when first needed: producers receive nothing."""
+        """The consumers and what they hold. Imported lazily, because producers receive nothing."""
         from celery_sqs_visibility.transport.receiving import Receiving  # noqa: PLC0415
 
         return Receiving(self.options, self.receive_options, self.redrive, self.pump, self.outgoing)
 
     @shared_property
     def decode_message(self) -> DecodeMessage:
-        """Reads what is received, by `codec.decode_message`. Imported when first needed, as `receiving`."""
+        """Decodes received messages, by `codec.decode_message`. Imported lazily, like `receiving`."""
         from celery_sqs_visibility.transport.codec import decode_message  # noqa: PLC0415
 
         return partial(decode_message, attribute_names=self.attribute_names)
 
     @shared_property
     def decode_for_worker(self) -> DecodeMessage:
-        """The same for a worker; a bootstep sets it where tasks take messages of AWS events."""
+        """Decodes messages for a worker; replaced by a bootstep if tasks take AWS events."""
         return self.decode_message
 
     @shared_property
     def decode_any_message(self) -> partial[DecodedMessage]:
-        """The same for consumers that are not Celery's, by `codec.decode_any_message`."""
+        """Decodes messages for consumers that are not Celery's, by `codec.decode_any_message`."""
         from celery_sqs_visibility.transport.codec import decode_any_message  # noqa: PLC0415
 
         return partial(decode_any_message, attribute_names=self.attribute_names)
 
     def new_queue_consumer(self, buffer: Buffer, *, for_worker: bool) -> QueueConsumer:
-        """Make a consumer: the worker's, or one without slots."""
+        """Make a consumer, either a worker's or one without slots."""
         self.receiving.holder.dead_letters.worker_name = self.worker_name
         return self.receiving.new_queue_consumer(
             buffer,
@@ -141,14 +140,14 @@ class BrokerContext:
         )
 
     def _consumers_beside(self, *, for_worker: bool) -> list[QueueConsumer]:
-        """The consumers that may take the messages of a consumer's last polls.
+        """The consumers that may take messages received by a consumer's last polls.
 
-        A consumer's reference to this method keeps the context while the consumer holds a message.
+        A consumer refers to this method, which keeps the context while the consumer holds a message.
         """
         return snapshot(self.receiving.worker_queue_consumers) if for_worker else []
 
     def delay_limits(self, queue: Queue) -> DelayLimits:
-        """The bounds of a message's wait in the queue, as far as they are known. Any thread, no request."""
+        """The limits of a message's delay in the queue, as far as they are known. Any thread; no request."""
         stated = stated_retention(self.options.sqs_creation_attributes)
         options = self.options.for_queue(queue.name)
         retention = self.redrive.known_retention(queue) or stated
@@ -156,10 +155,10 @@ class BrokerContext:
 
     @shared_property
     def coordination_store(self) -> GuardedStore | None:
-        """The store by which processes agree, as on exclusive tasks; `None` without the option. No request.
+        """The store by which processes coordinate, as for exclusive tasks; `None` without the option.
 
         Raises:
-            OptionError: it cannot be opened.
+            OptionError: it can't be opened.
         """
         if self.options.coordination_store is None:
             return None
@@ -170,14 +169,14 @@ class BrokerContext:
 
     @shared_property
     def fanout(self) -> Fanout:
-        """The fanout exchanges. Imported when first needed: most apps have none."""
+        """The fanout exchanges. Imported lazily, because most apps have none."""
         from celery_sqs_visibility.transport.fanout import Fanout, topics_of  # noqa: PLC0415
 
         return Fanout(topics_of(self.client_settings, self.options), self.queues)
 
     @shared_property
     def control(self) -> RemoteControl:
-        """Remote control. Imported when first needed: it is off by default."""
+        """Remote control. Imported lazily, because it is off by default."""
         from celery_sqs_visibility.control.remote import RemoteControl  # noqa: PLC0415
 
         return RemoteControl(
@@ -189,17 +188,17 @@ class BrokerContext:
         )
 
     def end_control(self) -> None:
-        """The process is about to be ended: delete its control queues."""
+        """Delete the process's control queues, because the process is about to be ended."""
         if self.options.remote_control:
             self.control.close()
 
     def end_control_first(self) -> None:
-        """The process ends, or is made anew: delete its control queues before other exit hooks run."""
+        """Delete the process's control queues before other exit hooks run, when it ends or restarts."""
         if self.options.remote_control:
             self.control.close_first()
 
     def is_broadcast(self, queue: str, exchange: str | None) -> bool:
-        """Whether a message of that queue came by a fanout exchange. No request."""
+        """Whether a message in that queue came by a fanout exchange. Makes no request."""
         return self.options.supports_fanout and self.fanout.is_subscribed(queue, exchange)
 
     def delete_temporary_queue(self, name: str) -> None:
@@ -209,19 +208,19 @@ class BrokerContext:
         self.temporary_queues.delete(name)
 
     def end_broadcasts(self) -> None:
-        """The worker ends, nothing runs: delete the queues of its `Broadcast`s, which are nobody else's."""
+        """Delete the queues of the worker's `Broadcast`s, which nobody else uses, once nothing runs."""
         for name in self.temporary_queues.of_broadcasts():
             self.receiving.abandon(name)
             self.delete_temporary_queue(name)
 
     def receive_options_of(self, queue: str) -> ReceiveOptions:
-        """For one receive from a queue, by Celery's name of it."""
+        """The parameters of one receive from a queue, by Celery's name of it."""
         return replace(
             self.receive_options, visibility_timeout=self.options.for_queue(queue).visibility_timeout
         )
 
     def publish_attempts(self, connection: Any) -> PublishAttempts:
-        """The attempts of a kombu Connection so far."""
+        """The object that counts a kombu Connection's attempts to publish."""
         known = self._publish_attempts.get(connection)
         return known or self._publish_attempts.setdefault(connection, PublishAttempts(connection))
 
@@ -231,7 +230,7 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
 
     `given` are the transport options as the user wrote them.
     """
-    # Without the options that kombu adds when it publishes with a retry policy: few connections have them.
+    # Ignore options that kombu adds to few connections, when it publishes with a retry policy.
     ours = {name: v for name, v in given.items() if name not in KOMBU_OPTIONS}
     key = os.getpid(), repr((broker, broker.password, sorted(ours.items(), key=repr)))
     with _lock:
@@ -243,12 +242,12 @@ def shared_context(given: Mapping[str, Any], broker: BrokerURL, options: Options
 
 @lru_cache(KEPT_CONTEXTS)
 def _kept(context: BrokerContext) -> BrokerContext:
-    """Return the context, which is kept until those of as many other brokers were used."""
+    """Return the context, after marking it as recently used."""
     return context
 
 
 def _new_sender(missing: Callable[[str], None], outgoing: OutgoingMessages) -> Sender:
-    """A sender for a block of `publish_batch`, in which most publications are not."""
+    """A sender for a block of `publish_batch`. Imported lazily, because most publications are not in one."""
     from celery_sqs_visibility.delivery.publish.sender import Sender  # noqa: PLC0415
 
     return Sender(missing, outgoing)
@@ -260,7 +259,7 @@ def _finds_dead_letters(queues: Queues, options: Options, queue: str) -> Callabl
 
 
 def _wanted_attributes(wanted: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The system and the custom attributes of `fetch_message_attributes`, in kombu's several forms."""
+    """The system and custom attributes in `fetch_message_attributes`, which kombu allows in several forms."""
     if isinstance(wanted, Mapping):
         names = wanted.get("MessageSystemAttributeNames"), wanted.get("MessageAttributeNames")
     else:

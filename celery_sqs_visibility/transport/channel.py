@@ -1,7 +1,7 @@
 """kombu's Channel on SQS: passes Celery's calls on to the queue consumer and to the directory of queues.
 
-It subclasses `kombu.transport.virtual.Channel`: kombu's SQS channel differs in nearly every method that
-matters. Settling does no I/O here: the pump's threads make the requests.
+It subclasses `kombu.transport.virtual.Channel`, because kombu's SQS channel differs in nearly every method
+that matters. Settling does no I/O here: the pump's threads make the requests.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: The modules of a task consumer's `on_decode_error`: Celery's own deletes the message, ours does not.
+#: Modules of a consumer's `on_decode_error`: Celery's own deletes an unreadable message, ours does not.
 CELERYS_CONSUMER: Final = "celery.worker.consumer.consumer"
 OUR_CONSUMER: Final = "celery_sqs_visibility.worker.validation"
 
@@ -64,7 +64,7 @@ LOSES_MESSAGES: Final = (
 
 
 class Channel(virtual.Channel):
-    """A channel. Methods belong to the thread that has it (Celery's main thread) unless they name another.
+    """A channel. Called by the thread that owns it, Celery's main thread, unless a method says otherwise.
 
     Calls that Celery makes by itself cost no request.
     """
@@ -75,19 +75,19 @@ class Channel(virtual.Channel):
         super().__init__(connection, **kwargs)
         exchange_types: Any = self.exchange_types
         exchange_types["direct"] = DirectExchange(self)
-        self._transport = connection  # virtual.Channel forgets it when it closes
+        self._transport = connection  # virtual.Channel drops its reference when it closes
         self._pid = os.getpid()
-        # With it kombu calls `_queue_bind` and `_put_fanout`.
+        # If true, kombu calls `_queue_bind` and `_put_fanout`.
         self.supports_fanout = connection.options.supports_fanout
         self._control = ControlExchanges(connection)
         self._attempts = PublishAttempts()
         self._queue_consumer: QueueConsumer | None = None
-        self._consumed: dict[str, str] = {}  # the queue of each consumer tag
+        self._consumed: dict[str, str] = {}  # queue by consumer tag
         self._fetched: FetchedMessages | None = None  # by `basic_get`
 
     @cached_property
     def Message(self) -> type[message.Message]:  # type: ignore[override]  # noqa: N802 - kombu's name
-        """The class of received messages. Imported when first needed, as `QoS`: producers receive none."""
+        """The class of received messages. Imported lazily, like `QoS`, because producers receive none."""
         from celery_sqs_visibility.transport.message import Message  # noqa: PLC0415
 
         return Message
@@ -101,13 +101,13 @@ class Channel(virtual.Channel):
 
     @property
     def context(self) -> BrokerContext:
-        """The part that the connections of this process share. Any thread."""
+        """What the connections of this process share. Any thread."""
         context: BrokerContext = self._transport.context
         return context
 
     @property
     def queue_consumer(self) -> QueueConsumer:
-        """Receives and holds this channel's messages. Made for a consumer: producers hold nothing."""
+        """Receives and holds this channel's messages. Created for a consumer: producers hold nothing."""
         if self._queue_consumer is None:
             transport = self._transport
             self._queue_consumer = self.context.new_queue_consumer(
@@ -117,11 +117,11 @@ class Channel(virtual.Channel):
         return self._queue_consumer
 
     def delivery(self, delivery_tag: str) -> Delivery | None:
-        """The delivery of that tag, if it is held and not settled. Any thread."""
+        """The delivery with that tag, if it is held and not settled. Any thread."""
         return self._queue_consumer.holder.get(delivery_tag) if self._queue_consumer else None
 
     def close(self) -> None:
-        """Give back messages that do not run, and close. A forked child has nothing to give back."""
+        """Give back messages that are not running, and close. A forked child has nothing to give back."""
         is_ours = self._pid == os.getpid()
         if is_ours:
             for consumer_tag in list(self._consumed):
@@ -139,14 +139,14 @@ class Channel(virtual.Channel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Note an exchange. `refuse_type` refuses those that SQS cannot have."""
+        """Declare an exchange. Types that SQS can't have are refused."""
         kind = type or "direct"
         refuse_type(exchange or "", kind, supports_fanout=self.context.options.supports_fanout)
         super().exchange_declare(exchange, kind, *args, **kwargs)
         self._control.declared = exchange
 
     def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Forget the exchange and its bindings. No queue is deleted, as in AMQP."""
+        """Forget the exchange and its bindings. Like in AMQP, no queue is deleted."""
         state: Any = self.state
         bound = [key for key in state.bindings if key.exchange == exchange]
         if if_unused and bound:
@@ -156,7 +156,7 @@ class Channel(virtual.Channel):
         state.exchanges.pop(exchange, None)
 
     def typeof(self, exchange: str, default: str = "direct") -> Any:
-        """The exchange's type. Celery declares none where it publishes to a `Broadcast` queue."""
+        """The exchange's type. Celery does not declare the exchange before it publishes to a `Broadcast`."""
         exchanges: Any = self.state.exchanges
         if self.supports_fanout and exchange not in exchanges and self._is_fanout(exchange):
             self.exchange_declare(exchange, "fanout")
@@ -166,18 +166,18 @@ class Channel(virtual.Channel):
         return exchange in self.context.options.predefined_exchanges or is_an_apps_fanout(exchange)
 
     def get_table(self, exchange: str) -> Any:
-        """The exchange's bindings on this connection; empty for an exchange that was not declared here."""
+        """The exchange's bindings on this connection; empty if the exchange was not declared here."""
         exchanges: Any = self.state.exchanges
         return exchanges.get(exchange, {}).get("table", [])
 
     def prepare_queue_arguments(self, arguments: dict[str, Any] | None, **kwargs: Any) -> Any:
-        """Give `queue_declare` the queue's expiry by its AMQP name, `x-expires`."""
+        """Pass the queue's expiry to `queue_declare` under its AMQP name, `x-expires`."""
         return to_rabbitmq_queue_arguments(arguments, **kwargs)
 
     def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-        """Create the queue if it is missing; `passive` asks instead how many messages are visible in it.
+        """Create the queue if it is missing; with `passive`, count its visible messages instead.
 
-        Celery's workers and producers never ask that: it is a request, and a permission.
+        Celery's workers and producers never count, which would take a request and a permission.
         """
         try:
             declared = super().queue_declare(queue, passive, **kwargs)
@@ -193,7 +193,7 @@ class Channel(virtual.Channel):
         arguments: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Bind the queue. Celery's own, whose names change, are kept out of the exchange's table."""
+        """Bind the queue. Celery's own queues, whose names change, are not added to the exchange's table."""
         if exchange and use_here(exchange):
             state: Any = self.state
             state.binding_declare(queue, exchange, routing_key, arguments)
@@ -201,11 +201,11 @@ class Channel(virtual.Channel):
             super().queue_bind(queue, exchange, routing_key, arguments, **kwargs)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:  # noqa: FBT001, FBT002
-        """Delete the queue with its messages, unless it is in use or not empty.
+        """Delete the queue with its messages, unless `if_unused` or `if_empty` forbids it.
 
-        It is in use if it is consumed on this connection, or if messages are hidden: a consumer holds them or
-        waits for them. It is empty without messages, hidden and delayed ones included. SQS's counts are
-        approximate: they may lack a message for a minute.
+        A queue is in use if it is consumed on this connection or has hidden messages, which a consumer holds
+        or waits for. It is empty if it has no messages, hidden and delayed ones included. SQS's counts are
+        approximate: a message may be missing for a minute.
 
         Raises:
             SQSError: SQS does not return the counts. Nothing is deleted.
@@ -237,7 +237,7 @@ class Channel(virtual.Channel):
             raise
 
     def _queue_bind(self, *_: Any) -> None:
-        """Do nothing: a queue is subscribed when it is consumed, as with kombu."""
+        """Do nothing: like in kombu, a queue is subscribed when it is consumed."""
 
     def _new_queue(
         self, queue: str, *, auto_delete: bool = False, arguments: dict[str, Any] | None = None, **_: Any
@@ -261,7 +261,7 @@ class Channel(virtual.Channel):
         return True
 
     def _size(self, queue: str) -> int:  # noqa: ARG002 - virtual's
-        """0: virtual asks at each declaration, which would cost a request and a permission."""
+        """Return 0: virtual calls this at each declaration, and a count takes a request and a permission."""
         return 0
 
     def _purge(self, queue: str) -> int:
@@ -280,7 +280,7 @@ class Channel(virtual.Channel):
     def _delete(self, queue: str, *_: Any, **__: Any) -> None:
         """Delete the queue, and the subscriptions that this process has made for it.
 
-        Predefined queues stay, and Celery's own are deleted where they are no longer consumed.
+        Predefined queues are kept. Celery's own queues are deleted when they are no longer consumed.
         """
         context = self.context
         if self._control.exchange_of(queue) is not None or context.options.predefined_queues:
@@ -293,13 +293,13 @@ class Channel(virtual.Channel):
         context.queues.forget(queue)
 
     def basic_qos(self, prefetch_size: int = 0, prefetch_count: int = 0, apply_global: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
-        """Celery's prefetch count limits the number of received messages. 0 is no limit."""
+        """Limit the number of received messages to Celery's prefetch count; 0 is no limit."""
         qos: Any = self.qos
         qos.prefetch_count, qos.set_by_consumer = prefetch_count, True
         self.queue_consumer.set_prefetch_count(prefetch_count)
 
     def raise_prefetch_count(self) -> None:
-        """Let a consumer that sets no prefetch count have ten messages more. The thread that drains."""
+        """Let a consumer without a prefetch count receive ten more messages. The thread that drains."""
         if self._queue_consumer is not None:
             qos: Any = self.qos
             if not qos.set_by_consumer:
@@ -313,7 +313,7 @@ class Channel(virtual.Channel):
         consumer_tag: str | None,
         **_: Any,
     ) -> Any:
-        """Receive from the queue: tasks, or any messages for a consumer that is not a Celery worker's.
+        """Receive from the queue, for a Celery worker or for any other consumer.
 
         Raises:
             RuntimeError: it is a Celery worker without our bootsteps, which would lose messages.
@@ -335,7 +335,7 @@ class Channel(virtual.Channel):
             self.queue_consumer.consume(source, deliver, open_message)
 
     def basic_cancel(self, consumer_tag: str) -> None:
-        """Stop receiving for that consumer, which keeps the messages that it has."""
+        """Stop receiving for a consumer, which keeps the messages that it has."""
         queue = self._consumed.pop(str(consumer_tag), None)
         if queue is None or self.consumes(queue) or self._control.cancel(queue):
             return
@@ -358,7 +358,7 @@ class Channel(virtual.Channel):
         return callback(self.Message(payload, self, delivery=delivery))
 
     def _subscribe(self, queue: Queue) -> None:
-        """Subscribe a queue that is consumed to the fanout exchanges that it is bound to."""
+        """Subscribe a consumed queue to the fanout exchanges it is bound to."""
         if not self.supports_fanout:
             return
         bound = dict.fromkeys(each.exchange for each in self.state.queue_bindings(queue.name))
@@ -367,9 +367,9 @@ class Channel(virtual.Channel):
             self.context.fanout.subscribe(queue, exchanges)
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002
-        """Fetch a message of any format, if there is one.
+        """Fetch a message of any format; `None` if there is none.
 
-        With `no_ack` it is deleted, unless its body cannot be decompressed.
+        With `no_ack` it is deleted, unless its body can't be decompressed.
         """
         message = super().basic_get(queue, no_ack, **kwargs)
         if no_ack and message is not None and not message.errors:
@@ -377,7 +377,7 @@ class Channel(virtual.Channel):
         return message
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:  # noqa: ARG002 - virtual's
-        """Fetch one message, for `basic_get`. Nothing extends it beyond its visibility timeout."""
+        """Fetch one message, for `basic_get`. It is hidden for one visibility timeout and not extended."""
         context = self.context
         if self._fetched is None:
             from celery_sqs_visibility.transport.basic_get import FetchedMessages  # noqa: PLC0415
@@ -397,7 +397,7 @@ class Channel(virtual.Channel):
             delivery.settle(Delete())
 
     def basic_reject(self, delivery_tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Requeue the message or, without `requeue`, give it up by `Rejection.reject`. Any thread."""
+        """Requeue the message if `requeue`, otherwise give it up by `Rejection.reject`. Any thread."""
         fetched = self._fetched
         if fetched is not None and fetched.reject(delivery_tag, self.context.redrive, requeue=requeue):
             return
@@ -418,12 +418,12 @@ class Channel(virtual.Channel):
 
     @property
     def _publish_attempts(self) -> PublishAttempts:
-        if (client := self._transport.client) is not None:  # kombu forgets it when the connection is closed
+        if (client := self._transport.client) is not None:  # `None` once the connection is closed
             self._attempts = self.context.publish_attempts(client)
         return self._attempts
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], *_: Any, **__: Any) -> None:
-        """Publish to all subscribed queues at once, also within `publish_batch`."""
+        """Publish to all subscribed queues at once, even within `publish_batch`."""
         if use_here(exchange):
             return
         attempts = self._publish_attempts
@@ -457,13 +457,13 @@ class Channel(virtual.Channel):
             context.queues.forget(queue.name)
             if context.options.predefined_queues:
                 raise no_such_predefined_queue(queue, error) from error
-            # The queue was deleted after it was found, or is so new that a part of SQS does not know it.
+            # The queue was deleted after it was found, or is so new that some of SQS's servers don't know it.
             again = self._target(context, queue.name, message)
             if again is not None:
                 when_known(partial(context.send, again, encoded))
 
     def _target(self, context: BrokerContext, queue: str, message: dict[str, Any]) -> Queue | None:
-        """The queue to send to; `None` for a result whose client is gone with its queue."""
+        """The queue to send to; `None` for a result whose client, and so its queue, no longer exists."""
         if not is_reply(message, message["properties"]["delivery_info"]["exchange"], queue):
             return context.queues.find_or_create(queue)
         try:
@@ -477,6 +477,6 @@ class Channel(virtual.Channel):
 
 
 def _module_of_on_decode_error(callback: Any) -> str | None:
-    """The module of the function by which the callback's kombu Consumer handles what it cannot decode."""
+    """The module of the `on_decode_error` of the kombu Consumer that owns the callback, if any."""
     on_decode_error = getattr(getattr(callback, "__self__", None), "on_decode_error", None)
     return getattr(on_decode_error, "__module__", None)

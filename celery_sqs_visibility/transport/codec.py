@@ -1,7 +1,7 @@
-"""kombu's wire format on SQS, of received messages and of copies: a fleet migrates one process at a time.
+"""kombu's wire format on SQS, of received messages and of copies, so that a fleet can migrate step by step.
 
 A body is kombu's message as JSON, base64-encoded or not (kombu/transport/SQS/__init__.py:
-`_message_to_python`, `_envelope_payload`); `encoding` writes those that are published.
+`_message_to_python`, `_envelope_payload`). `encoding` writes the bodies of published messages.
 """
 
 from __future__ import annotations
@@ -33,13 +33,12 @@ from celery_sqs_visibility.policy.message_limits import (
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.aws_events import describe_aws_event
 from celery_sqs_visibility.transport.content_bounds import NOT_DECODED
-from celery_sqs_visibility.transport.delays import eta_of, fields_of_body
-from celery_sqs_visibility.transport.encoding import in_base64
+from celery_sqs_visibility.transport.encoding import eta_of, fields_of_body, in_base64
 
-#: Keys of `delivery_info` that receiving adds, as kombu's SQS transport does, and that are not sent again.
+#: Keys of `delivery_info` that are added on receipt, as in kombu's SQS transport, and not sent again.
 RECEIVED_KEYS: Final = ("sqs_message", "sqs_queue", "redelivered")
 
-#: Marks a typed value in kombu's JSON. `json.loads` reads JSON without any three times as fast.
+#: Marks a typed value in kombu's JSON. Without one, `json.loads` can be used, which is three times as fast.
 TYPED: Final = "__type__"
 
 #: The parts of a task as Celery sends it, and their types. `binary` is pickle's and MessagePack's.
@@ -52,10 +51,10 @@ USUAL_ENCODINGS: Final = ("utf-8", "binary")
 #: Decodes base64, and refuses any other text.
 _decode_base64: Final[Callable[[str], bytes]] = partial(binascii.a2b_base64, strict_mode=True)
 
-#: Levels of lists and objects in a payload: kombu's has four; some hundreds cannot be copied.
+#: Levels of lists and objects in a payload: kombu's has four; a few hundred can't be copied.
 MAX_DEPTH: Final = FEW_BRACKETS
 
-#: Text encodings that take for ever to decode a hostile body.
+#: Text encodings that take extremely long to decode a malicious body.
 SLOW_ENCODINGS: Final = ("idna", "punycode")
 
 #: Characters that SQS refuses in any text (API_SendMessage: those outside XML 1.0), and control characters.
@@ -64,7 +63,7 @@ ILLEGIBLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 #: Bytes left to a dead letter's attributes.
 ATTRIBUTE_BYTES: Final = 4096
 
-#: Reads JSON, in a fifth of the steps of `json.loads`, where nothing stands around the value.
+#: Reads JSON that has nothing around the value, in a fifth of the steps of `json.loads`.
 _SCAN: Final[Callable[[str, int], tuple[Any, int]]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined] # typeshed leaves it out
 
 #: The key of the original body, in a payload made from a message that was not a task.
@@ -72,7 +71,7 @@ OWN_BODY: Final = "sqs-body"
 
 
 class NoTaskError(UnreadableError):
-    """A body is not in kombu's format: another program sent it."""
+    """The body is not in kombu's format: another program sent it."""
 
 
 def decode_message(
@@ -83,8 +82,8 @@ def decode_message(
     """Read a received message. The task sees the message attributes of the given names.
 
     Raises:
-        NoTaskError: it is not kombu's.
-        UnreadableError: it is kombu's, but has a fault.
+        NoTaskError: it is not in kombu's format.
+        UnreadableError: it is in kombu's format, but has a fault.
     """
     return _received(_open(_text(message["Body"])), queue, message, attribute_names)
 
@@ -96,14 +95,14 @@ def decode_any_message(
 ) -> DecodedMessage:
     """Read a received message for a consumer that is not Celery's. Never raises.
 
-    A body in another format than kombu's becomes the message's body, as text: base64 is decoded, as in kombu
-    (kombu/transport/SQS/__init__.py: `_envelope_payload`).
+    A body in another format than kombu's is returned as text, decoded from base64 if it is that, like in
+    kombu (kombu/transport/SQS/__init__.py: `_envelope_payload`).
     """
     body = message["Body"]
     try:
         return _received(_open(_text(body)), queue, message, attribute_names)
     except UnreadableError:
-        text = _base64_text(body)
+        text = _base64_text(body.strip())
         payload = {"body": body if text is None else text, "properties": {"delivery_info": {}}}
         return _received(DecodedMessage(payload), queue, message, attribute_names)
 
@@ -114,7 +113,7 @@ def open_payload(
     """The content of a message with this payload.
 
     Raises:
-        UnreadableError: a part has a wrong type.
+        UnreadableError: a part has the wrong type.
     """
     return _received(_usual_task(payload) or _any_task(payload), queue, message, attribute_names)
 
@@ -144,7 +143,7 @@ def _usual_task(payload: Any) -> DecodedMessage | None:
 
 
 def _any_task(payload: dict[str, Any]) -> DecodedMessage:
-    """The content of any message of kombu's. Celery holds one of protocol 1 for its ETA."""
+    """The content of any message of kombu's. For protocol 1 the ETA is left to Celery."""
     headers = _checked_headers(payload)
     named = headers if "task" in headers else fields_of_body(payload, '"task"')
     if (eta := eta_of(named) or eta_of(headers)) is not None and is_never(eta - SYSTEM_CLOCK.wall()):
@@ -160,10 +159,10 @@ def _any_task(payload: dict[str, Any]) -> DecodedMessage:
 
 
 def encode_payload(payload: Mapping[str, Any]) -> str:
-    """The body of a copy of the message, or of a dead letter, from the payload that `decode_message` made.
+    """The body of a copy of the message or of a dead letter, made of the payload from `decode_message`.
 
-    In base64, which any character survives, if that fits into a message; otherwise as compact as possible.
-    A message that was not a task keeps its original body.
+    In base64, which preserves any character, if that fits into a message; otherwise as compact as possible. A
+    message that was not a task keeps its original body.
     """
     if (own := payload.get(OWN_BODY)) is not None:
         return str(own)
@@ -188,10 +187,10 @@ def with_eta(headers: Mapping[str, Any], eta: float, retries: int) -> dict[str, 
 
 
 def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[str, Any]:
-    """The message for users, without its body: prefork would pickle it once more."""
+    """The message as users see it, without its body, which prefork would pickle a second time."""
     metadata: dict[str, Any] = {**message}
     del metadata["Body"]
-    if "MessageAttributes" not in metadata:  # as in most
+    if "MessageAttributes" not in metadata:  # the usual case
         return metadata
     attributes = metadata.pop("MessageAttributes")
     if attributes and "All" not in attribute_names:
@@ -202,7 +201,7 @@ def _metadata(message: ReceivedMessage, attribute_names: Sequence[str]) -> dict[
 
 def _text(body: str) -> str:
     body = body.strip()
-    if body[:1] == "{":
+    if body.startswith("{"):
         return body
     if (text := _base64_text(body)) is None:
         raise NoTaskError("its body is neither a JSON object nor base64 of one")
@@ -211,7 +210,7 @@ def _text(body: str) -> str:
 
 def _base64_text(body: str) -> str | None:
     try:
-        return _decode_base64(body.strip()).decode()
+        return _decode_base64(body).decode()
     except ValueError:
         return None
 
@@ -225,7 +224,7 @@ def read_json(text: str) -> Any:
     """
     try:
         value, end = _SCAN(text, 0)
-    except (ValueError, StopIteration):  # white space before it, for example
+    except (ValueError, StopIteration):  # leading white space, for example
         return json.loads(text)
     return value if end == len(text) else json.loads(text)
 
@@ -260,7 +259,7 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
     """Check the types of all parts that kombu reads. Returns the headers.
 
     Raises:
-        UnreadableError: a part has a wrong type, or the encoding is not one of text.
+        UnreadableError: a part has the wrong type, or the encoding is not a text encoding.
     """
     properties = payload["properties"]
     properties.setdefault("delivery_info", {})
@@ -278,12 +277,12 @@ def _checked_headers(payload: dict[str, Any]) -> dict[str, Any]:
             wanted = "a JSON object" if kind is dict else "text"
             raise UnreadableError(f"its {name} should be {wanted}, and is of type {type(value).__name__}")
     if encoding and not _is_of_text(encoding):
-        raise UnreadableError(f"its content-encoding {encoding[:50]!r} is not one of text")
+        raise UnreadableError(f"its content-encoding {encoding[:50]!r} is not a text encoding")
     return payload.get("headers") or {}
 
 
 def _is_of_text(encoding: str) -> bool:
-    """Returns whether decoding gives text, not bytes: Python's "zlib" and "bz2" would inflate a bomb."""
+    """Returns whether decoding gives text: Python's "zlib" and "bz2" would inflate a bomb."""
     if encoding in USUAL_ENCODINGS or encoding.lower() in NOT_DECODED:
         return True
     try:
@@ -294,7 +293,7 @@ def _is_of_text(encoding: str) -> bool:
 
 
 def _deeper_than(levels: int, payload: Any) -> bool:
-    """Returns whether lists and objects are nested deeper. No recursion: payloads may be too deep for it."""
+    """Returns whether lists and objects are nested deeper. Not recursive, because they may be deep."""
     level = [payload]
     for _ in range(levels):
         values = (outer.values() if isinstance(outer, dict) else outer for outer in level)

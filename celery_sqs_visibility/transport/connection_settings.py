@@ -1,12 +1,12 @@
 """Settings of a connection as the user wrote them: the broker URL, and the transport options.
 
-The URL names an endpoint, credentials and transport options, each of them optional. Monitors that are given
-nothing else have their options there: `celery-sqs-visibility://?remote_control=true`. kombu does not read it:
-its errors show part of a secret with a "/", and its URLs need such a secret quoted (kombu/utils/url.py:
+The URL has an endpoint, credentials and transport options, all of them optional. A monitor that only takes a
+URL gets its options there: `celery-sqs-visibility://?remote_control=true`. kombu does not parse the URL: its
+errors show part of a secret with a "/", and its URLs need such a secret quoted (kombu/utils/url.py:
 `url_to_parts`).
 
-kombu adds the retry policy of a publication to the options of its connection, and of those that are cloned
-from it later, before it refuses the publication for a wrong name in that policy (kombu/messaging.py:
+kombu adds the retry policy of a publication to the options of its connection, and of connections cloned from
+it later, before it rejects the publication for a wrong name in that policy (kombu/messaging.py:
 `Producer.publish`). Such a name is not an option, and must not make the next connection fail.
 """
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 
 SCHEME_END: Final = "://"
 
-#: The first and the last need `broker_transport`: kombu has its own "sqs", and reads no scheme with "_".
+#: The first and the last need `broker_transport`: kombu has its own "sqs", and parses no scheme with "_".
 SCHEMES: Final = frozenset({"sqs", "celery-sqs-visibility", "celery_sqs_visibility"})
 
-#: An endpoint as Amazon and boto3 write it. The option that says the same as the scheme.
+#: Schemes of an endpoint as Amazon and boto3 write it, and the option that each implies.
 ENDPOINT_SCHEMES: Final = {"https": (("is_secure", "true"),), "http": (("is_secure", "false"),)}
 
 #: Amazon's own endpoint of a region.
@@ -54,7 +54,7 @@ _accepted: Final[set[str]] = set()
 
 @dataclass(frozen=True)
 class BrokerURL:
-    """The parts of the URL; `None` for those that it lacks.
+    """The parts of the URL; `None` for missing ones.
 
     Attributes:
         options: names and values of transport options, which override `broker_transport_options`.
@@ -68,10 +68,10 @@ class BrokerURL:
 
     @classmethod
     def of(cls, client: Any) -> BrokerURL:
-        """Read the URL of a kombu Connection, or the host that it was given in place of one.
+        """Read the URL of a kombu Connection, or the host that it was given instead.
 
         Raises:
-            OptionError: the URL is wrong. The message shows nothing that may be part of a secret.
+            OptionError: the URL is invalid. The message shows nothing that may be part of a secret.
         """
         given = client.hostname or ""
         is_url = SCHEME_END in given or "@" in given
@@ -93,7 +93,8 @@ class BrokerURL:
     def parse(cls, url: str) -> BrokerURL:
         """Read a URL. Credentials end at the last "@", so secrets need no quoting.
 
-        `https://sqs.REGION.amazonaws.com` means that region, any other https:// or http:// URL an endpoint.
+        `https://sqs.REGION.amazonaws.com` means that region; any other https:// or http:// URL is an
+        endpoint.
         """
         scheme, _, rest = url.partition(SCHEME_END)
         _check_scheme(scheme)
@@ -107,7 +108,7 @@ class BrokerURL:
         return cls(host or None, port, userid or None, password or None, (*options, *_options(query)))
 
     def with_secret(self) -> str:
-        """A URL to connect by, without another setting."""
+        """A URL to connect with, which needs no other setting."""
         credentials, port = "", f":{self.port}" if self.port else ""
         if self.userid:
             credentials = f"{quote(self.userid, safe='')}:{quote(self.password or '', safe='')}@"
@@ -131,9 +132,9 @@ def _host_and_port(location: str) -> tuple[str, int | None]:
         return host.lower(), None
     if port.isascii() and port.isdecimal() and 0 < int(port) <= MAX_PORT:
         return host.lower(), int(port)
-    # Not shown: without an "@" it is a secret.
+    # Don't show it: without an "@" it may be a secret.
     raise OptionError(
-        f"broker_url has a port that is no number from 1 to {MAX_PORT}, or no '@' after the secret: {FORM}"
+        f"broker_url has a port that is not a number from 1 to {MAX_PORT}, or no '@' after the secret: {FORM}"
     )
 
 
@@ -141,15 +142,15 @@ def _options(query: str) -> tuple[tuple[str, str], ...]:
     try:
         return tuple(parse_qsl(query, strict_parsing=True)) if query else ()
     except ValueError:
-        # Not shown: without an "@" it may be a part of a secret.
+        # Don't show it: without an "@" it may be part of a secret.
         raise OptionError(
-            "broker_url has a query that is no list of transport options: its form is ?region=eu-west-1, and "
-            "several have & between them"
+            "broker_url has a query that is not a list of transport options: its form is ?region=eu-west-1, "
+            "and several have & between them"
         ) from None
 
 
 def options_as_written(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without names that came with a retry policy, which are logged. Any thread."""
+    """The options, without names from a retry policy, which are logged. Any thread."""
     known = Options.known_names()
     strange = [name for name in given if name not in known]
     if not strange or not _are_of_a_policy(strange, given):
@@ -165,10 +166,11 @@ def note_accepted(given: Mapping[str, Any]) -> None:
 
 
 def _are_of_a_policy(strange: Sequence[str], given: Mapping[str, Any]) -> bool:
-    """Returns whether a retry policy brought the unknown names: the policy's valid names then come first.
+    """Returns whether the unknown names come from a retry policy, whose valid names then come first.
 
-    It did if a connection was made before without the unknown names. Before the first connection it did if
-    all of a policy's valid names come first, and no unknown name resembles an option of ours.
+    They do if a connection was made before with the same options, but without these names. Before the first
+    connection they do if all valid names of a policy come first, and no unknown name resembles an option of
+    ours.
     """
     names = list(given)
     before = RETRY_POLICY.intersection(names[: names.index(strange[0])])

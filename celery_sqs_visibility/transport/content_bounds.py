@@ -1,9 +1,9 @@
-"""Bounds of the memory and time that decompressing and decoding a body take. kombu sets none.
+"""Limits on the memory and time that decompressing and decoding a body take. kombu has none.
 
-Decompression stops at its bound (kombu decompresses by the header `compression`). Codecs that cannot stop are
+Decompression, chosen by the header `compression`, stops at its limit. The output of codecs that can't stop is
 measured afterwards: brotli before 1.2, and codecs that users have registered.
 
-Content is measured before it is decoded. Content types without a measure (pickle, a user's own) are trusted.
+Content is measured before it is decoded. Content types without a check (pickle, a user's own) are trusted.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from celery_sqs_visibility.policy.message_limits import (
 )
 from celery_sqs_visibility.policy.options import DECOMPRESSED_BYTES
 
-#: While YAML is read, a value takes 0.1 ms and 650 bytes, ten times as many as a list.
+#: Reading a YAML value takes 0.1 ms and 650 bytes, ten times as much as a list.
 MAX_YAML_VALUES: Final = MAX_CONTAINERS // 10
 
-#: PyYAML does not bound the digits of a number to the base of 60, and its time grows with their square.
-MAX_DIGITS: Final = 4300  # Python's bound of decimal numbers
+#: PyYAML does not limit the digits of a sexagesimal number, and its time grows with their square.
+MAX_DIGITS: Final = 4300  # Python's limit for decimal numbers
 YAML_NUMBER: Final = re.compile(r"[-+0-9_:]*")
 YAML_INT_TAG: Final = "tag:yaml.org,2002:int"  # with it PyYAML also reads spaces and other digits
 
-#: kombu's content type where a message has none. Content without a decoder is decoded by a codec of Python's,
-#: named by its encoding: some inflate (bz2, zlib), and punycode's time grows with the square of the length.
+#: kombu's content type for a message without one. Content without a decoder is decoded by the Python codec
+#: that its encoding names: some inflate (bz2, zlib), and punycode's time grows with the square of the length.
 NO_TYPE: Final = "application/data"
 
 #: Encodings that kombu does not decode (kombu/serialization.py: `SKIP_DECODE`).
@@ -51,7 +51,7 @@ TEXT_CODECS: Final = ("utf-8", "utf-16", "utf-32", "ascii", "iso8859-1", "cp1252
 #: Memory of an xz dictionary, whose size its header names; the highest preset needs 65 MiB.
 MAX_LZMA_BYTES: Final = 128 * 1024 * 1024
 
-#: kombu's functions of the standard library, and decompressors in their place that stop at a bound.
+#: kombu's functions of the standard library, and decompressors that replace them and stop at a limit.
 BOUNDED_DECOMPRESSORS: Final = (
     (zlib.decompress, zlib.decompressobj),
     (bz2.decompress, bz2.BZ2Decompressor),
@@ -74,8 +74,8 @@ def inflate(body: bytes, method: str, largest: int = DECOMPRESSED_BYTES) -> byte
     """Decompress one stream by the header `compression`, with at most `largest` + 1 bytes in memory.
 
     Raises:
-        TooLargeError: the body is larger than `largest` bytes.
-        Exception: the codec's own for invalid data; `KeyError` for an unknown method.
+        TooLargeError: the content is larger than `largest` bytes.
+        Exception: of the codec, for invalid data; `KeyError` for an unknown method.
     """
     decompress = compression.get_decoder(method)
     decompressor = _decompressor(decompress)
@@ -92,7 +92,7 @@ def inflate(body: bytes, method: str, largest: int = DECOMPRESSED_BYTES) -> byte
 
 
 def _decompressor(decompress: Any) -> Any:
-    """A decompressor with the standard library's interface; `None` for a function that has no bounded one."""
+    """A decompressor with the standard library's interface; `None` if there is none that can stop."""
     for function, make in BOUNDED_DECOMPRESSORS:
         if decompress is function:
             return make()
@@ -136,7 +136,7 @@ class _Zstandard:
     def decompress(self, body: bytes, most: int) -> bytes:
         plain: bytes = self._zstandard.ZstdDecompressor().stream_reader(body).read(most)
         if len(plain) < most:
-            # The stream does not tell an end from a lack of data; this does, without a bound.
+            # The stream can't tell its end from missing data; this can, but without a limit.
             whole = self._zstandard.ZstdDecompressor().decompressobj()
             whole.decompress(body)
             self.eof, self.unused_data = whole.eof, whole.unused_data
@@ -149,12 +149,12 @@ def check_content(
     encoding: str | None,
     accept: Container[str] | None = None,
 ) -> None:
-    """Measure content before it is decoded. Its decoder raises the errors of its format.
+    """Check the size of content before it is decoded. Format errors are left to its decoder.
 
-    Content of a type that is not in `accept` is not measured: kombu refuses it.
+    Content of a type that is not in `accept` is not checked: kombu rejects it.
 
     Raises:
-        TooLargeError: it would exceed a bound.
+        TooLargeError: it would exceed a limit.
     """
     if (check := CHECKS.get(content_type or NO_TYPE)) is not None:
         if accept is None or content_type in accept:
@@ -171,11 +171,11 @@ def _check_encoding(content: str | bytes, encoding: str) -> None:
     except LookupError:
         return
     if codec not in TEXT_CODECS:
-        raise TooLargeError(f"its content encoding is {encoding!r}, whose content has no bound")
+        raise TooLargeError(f"its content encoding is {encoding!r}, which has no size limit")
 
 
 def _check_messagepack(content: str | bytes) -> None:
-    """Count lists and objects without keeping them. MessagePack itself bounds their nesting (to 1,024)."""
+    """Count lists and objects without keeping them. MessagePack itself limits their nesting (to 1,024)."""
     if len(content) <= MAX_CONTAINERS or isinstance(content, str):
         return
     try:
@@ -198,7 +198,7 @@ def _check_messagepack(content: str | bytes) -> None:
 
 
 def _check_yaml(content: str | bytes) -> None:
-    """Count values, and refuse keys that multiply them. Parsing takes PyYAML as long as making the values."""
+    """Count values, and refuse merge keys, which multiply them. As slow in PyYAML as decoding."""
     try:
         import yaml  # noqa: PLC0415 - kombu has it where it is installed
     except ImportError:
@@ -227,9 +227,9 @@ def _check_events(yaml: Any, content: str | bytes) -> None:
 
 def _check_scalar(event: Any) -> None:
     plain = event.implicit[0]
-    # It copies another object's values, which may each be such a copy. PyYAML never writes it.
+    # It copies another object's values, each of which may be such a copy. PyYAML never writes it.
     if event.tag == "tag:yaml.org,2002:merge" or (plain and event.value == "<<"):
-        raise TooLargeError("it has a merge key of YAML (<<), which may make gigabytes of a few lines")
+        raise TooLargeError("it has a merge key of YAML (<<), which may expand a few lines to gigabytes")
     if len(event.value) <= MAX_DIGITS:
         return
     if event.tag == YAML_INT_TAG or YAML_NUMBER.fullmatch(event.value):

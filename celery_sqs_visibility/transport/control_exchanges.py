@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Gives a message to its consumer.
+#: Passes a message to its consumer.
 Deliver = Callable[[dict[str, Any]], object]
 
 REMEDY: Final = (
@@ -35,7 +35,7 @@ REMEDY: Final = (
     "worker then has a queue of its own, which costs about USD 0.05 a month"
 )
 
-#: Commands or batches of events that wait in a process; further ones stay in SQS.
+#: How many commands or batches of events wait in a process; further ones stay in SQS.
 MAX_CALLBACKS: Final = 100
 
 #: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.
@@ -44,13 +44,10 @@ EX_NOPERM: Final = 77
 
 
 class ControlExchanges:
-    """Called by the thread of the channel. Without the option there are no control queues.
-
-    Args:
-        transport: the channel's connection.
+    """Celery's own exchanges on a channel; no control queues without the option. The channel's thread.
 
     Attributes:
-        declared: the exchange that was declared last, until the next queue is.
+        declared: the exchange that was declared last, until the next queue is declared.
     """
 
     _has_warned = False  # of the class: once in a process
@@ -61,9 +58,10 @@ class ControlExchanges:
         self.declared: str | None = None
 
     def exchange_of(self, queue: str, declared: str | None = None) -> str | None:
-        """The exchange of Celery's own that the queue is bound to, if any. Queue names are no evidence.
+        """The exchange of Celery's own that the queue is bound to, if any. The queue's name proves nothing.
 
-        A task queue's exchange is named like the queue. `declared` is the exchange of a queue not bound yet.
+        A task queue's exchange has the name of the queue. `declared` is the exchange of a queue not yet
+        bound.
         """
         bindings = self._transport.state.queue_bindings(queue)
         bound = [declared] if declared else [each.exchange for each in bindings]
@@ -72,9 +70,9 @@ class ControlExchanges:
     def declare(self, queue: str) -> bool:
         """Returns whether the queue is one of Celery's own.
 
-        It is created once it is consumed, or replies are due.
+        It is created later, when it is consumed or replies are expected.
 
-        A task that asks workers without remote control gets no replies, as on kombu's transport: an error
+        A task that asks workers without remote control gets no replies, as in kombu's transport: an error
         would use up its attempts.
 
         Raises:
@@ -94,8 +92,8 @@ class ControlExchanges:
     def publish(self, message: dict[str, Any], exchange: str, routing_key: str) -> bool:
         """Publish to an exchange of Celery's own. Returns whether it is one. The publishing thread.
 
-        A command is sent at once, also within `publish_batch`, a reply by a thread, and an event to the
-        monitors that listen. Without remote control events are dropped by kombu's virtual exchange.
+        A command is sent at once, even within `publish_batch`, a reply by another thread, and an event to the
+        monitors that listen. Without remote control kombu's virtual exchange drops events.
         """
         use = use_here(exchange) if self._is_on else use_of(exchange)
         if use is None or (use is Use.EVENTS and not self._is_on):
@@ -116,7 +114,7 @@ class ControlExchanges:
             return False
         self._consumed[queue] = exchange, deliver
         if not self._is_on:
-            return True  # nothing comes
+            return True  # nothing arrives
         handle = self._handle_command if use_of(exchange) is Use.COMMANDS else self._handle
 
         buffer: Buffer = self._transport.buffer
@@ -148,10 +146,10 @@ class ControlExchanges:
         return self._context.control
 
     def _broadcast(self, exchange: str, message: dict[str, Any]) -> None:
-        """Send the command. kombu would repeat it for ever, without a pause, after a transient error.
+        """Send a command. kombu would repeat it without end or pause after a transient error.
 
-        kombu publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`).
-        A task that asks workers gets no replies where a permission is missing, as without remote control.
+        kombu publishes commands with `retry`, but without a policy (kombu/pidbox.py: `Mailbox._publish`). A
+        task that asks workers gets no replies if a permission is missing, as without remote control.
         """
         try:
             self._control.broadcast(exchange, message)
@@ -169,7 +167,7 @@ class ControlExchanges:
             raise shown_in_one_line(error, EX_UNAVAILABLE) from error
 
     def _handle(self, queue: str, deliver: Deliver, payload: dict[str, Any], is_in_time: IsInTime) -> bool:
-        """Deliver to the consumer that it came for, unless that is gone. Returns whether it was delivered.
+        """Deliver to the consumer that the message came for, if it still exists. Returns whether it did.
 
         The thread that drains.
         """

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class TaskCall(NamedTuple):
-    """A task, or its name, its arguments and keyword arguments, as an adapter returns them.
+    """A call of a task, given by name or object, as an adapter returns it.
 
     `place` is the index of its record in the event, or `WHOLE`.
     """
@@ -54,21 +54,21 @@ class TaskCall(NamedTuple):
     place: int = WHOLE
 
 
-#: The option `message_adapter`. It returns `None` for a message that it does not take.
+#: The option `message_adapter`. It returns `None` for a message that it does not handle.
 Adapter = Callable[[str, Mapping[str, Any]], tuple[Any, Sequence[Any], Mapping[str, Any]] | None]
 
-#: An adapter's answer: task, arguments, keyword arguments.
+#: The length of an adapter's answer: task, arguments, keyword arguments.
 ANSWER_LENGTH: Final = 3
 
 
 @dataclass(frozen=True)
 class EventMessages:
-    """Decodes any message, for the tasks of a worker.
+    """Decodes any message for the tasks of a worker.
 
     Attributes:
-        routes: which task takes which event of AWS.
-        adapter: asked where no route leads.
-        decode_task: decodes a message that is Celery's; raises `NoTaskError` for any other.
+        routes: which task takes which AWS event.
+        adapter: asked about messages that no route takes.
+        decode_task: decodes a message of Celery's; raises `NoTaskError` for any other.
         attribute_names: the message attributes that tasks see.
     """
 
@@ -103,7 +103,7 @@ class EventMessages:
         return Records(copies, message["Body"], copies.remainder) if copies else Delete()
 
     def _routed(self, body: Any) -> list[TaskCall]:
-        """The calls for an AWS event; none if there is a record that no task takes."""
+        """The calls for an AWS event; empty if no task takes one of its records."""
         for content in contents(body):
             events = events_of(content)
             taken = [(self.routes.find(name), record) for name, record in events]
@@ -148,7 +148,7 @@ class EventMessages:
 
 
 def _parsed(body: str) -> Any:
-    """The body, if it is JSON; else `None`."""
+    """The body parsed as JSON; `None` if it isn't JSON."""
     try:
         return json.loads(body)
     except Exception:  # noqa: BLE001 - any text, and as deeply nested as anybody likes
@@ -175,9 +175,9 @@ def _payload(call: TaskCall, task_id: str, queue: Queue) -> dict[str, Any]:
 
 
 class EventCopies(Sequence[OutgoingMessage]):
-    """Messages for the calls of an event that has several; of a continued event, for those not sent yet.
+    """Messages for the calls of an event that has several; if the event is continued, for the unsent ones.
 
-    Each is made when it is asked for, with its payload in its body even if the event's payload was in S3.
+    Each is made on request, with its payload in its body even if the event's payload was in S3.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class EventCopies(Sequence[OutgoingMessage]):
         return self._message(body, without_ours(self._attributes), task_id)
 
     def remainder(self, indices: Sequence[int]) -> OutgoingMessage | None:
-        """The event as a message for these copies, in order; `None` if it has too many attributes."""
+        """One message of the event for the copies at these indices; `None` if it has too many attributes."""
         places = [self._left[index][1].place for index in indices]
         event = unsent_part(self._event, places, self._records)
         attributes = with_ours(self._attributes, event)

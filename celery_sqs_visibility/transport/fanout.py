@@ -1,6 +1,6 @@
-"""Fanout exchanges, each an SNS topic to which queues are subscribed, as kombu's SQS transport has them.
+"""Fanout exchanges: SNS topics to which queues are subscribed, as in kombu's SQS transport.
 
-A message is published as it is, not in base64, and arrives so by raw message delivery (kombu/transport/SQS:
+A message is published without base64, and arrives unchanged by raw message delivery (kombu/transport/SQS:
 `Channel._put_fanout`, `SNS.publish`).
 """
 
@@ -35,20 +35,14 @@ from celery_sqs_visibility.transport.encoding import encode_message
 
 logger = logging.getLogger(__name__)
 
-#: SNS's code for a topic that does not exist.
+#: SNS's error code for a topic that does not exist.
 NO_TOPIC: Final = "NotFound"
 
 PERMISSIONS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe"
 
 
 class Fanout:
-    """The fanout exchanges of one broker, as one process sees them. Any thread.
-
-    Args:
-        topics: the directory of topics.
-        queues: the directory of queues.
-        start: starts a thread for a sweep.
-    """
+    """The fanout exchanges of one broker in one process. Any thread."""
 
     def __init__(self, topics: Topics, queues: Queues, start: Callable[..., object] = start_thread) -> None:
         self._topics = topics
@@ -58,7 +52,7 @@ class Fanout:
         self._subscribed: dict[tuple[str, str | None], tuple[Topic, str | None]] = {}
 
     def publish(self, exchange: str, message: dict[str, Any]) -> None:
-        """Publish kombu's message to all queues that are subscribed.
+        """Publish kombu's message to all subscribed queues.
 
         Raises:
             SQSError: it could not be published. The message says why.
@@ -81,11 +75,12 @@ class Fanout:
     def subscribe(self, queue: Queue, exchanges: Iterable[str]) -> None:
         """Subscribe the queue to the exchanges. Makes requests the first time.
 
-        Call it with all exchanges of the queue: its policy is then written once for all of them.
+        Call it with all exchanges of the queue, because the queue's policy is then written once for all of
+        them.
 
         Raises:
-            SQSError: it cannot be subscribed. Not where the topic is predefined and a permission is missing:
-                then an administrator may have subscribed it, and a warning says so.
+            SQSError: it can't be subscribed. If the topic is predefined and a permission is missing, a
+                warning is logged instead: an administrator may have subscribed the queue.
         """
         missing = [each for each in exchanges if not self.is_subscribed(queue.name, each)]
         topics = {exchange: self._topics.find(exchange) for exchange in missing}
@@ -108,7 +103,8 @@ class Fanout:
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
         """Returns whether this process subscribed the queue to the exchange, or for "" to any. No request.
 
-        A retry that a broadcast task publishes to its own queue is still one of many under its task id.
+        A retry that a broadcast task publishes to its own queue also counts as a broadcast: others have its
+        task id.
         """
         if exchange == "":
             return any(name == queue_name for name, _ in list(self._subscribed))
@@ -155,11 +151,11 @@ class Fanout:
 
 
 def topics_of(sqs: ClientSettings, options: Options) -> Topics:
-    """The directory of topics, with the settings of SQS. No request."""
+    """The directory of topics, with the settings of SQS. Makes no request."""
     settings = replace(sqs, endpoint_url=_endpoint_of_sns(sqs))
 
     def sns_for(predefined: PredefinedTopic) -> SNS:
-        # Not the connection's region: a topic answers in its own only. arn:aws:sns:region:account:name
+        # Not the connection's region: a topic exists only in its own. arn:aws:sns:region:account:name
         return SNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
 
     predefined = {
@@ -171,13 +167,13 @@ def topics_of(sqs: ClientSettings, options: Options) -> Topics:
 
 
 def _endpoint_of_sns(sqs: ClientSettings) -> str | None:
-    """The endpoint of SNS: the same as SQS's for an emulator; otherwise `None`, which is botocore's own."""
+    """The endpoint of SNS: SQS's for an emulator; otherwise `None`, which means botocore's default."""
     url = sqs.endpoint_url
     return None if url is None or Location(sqs.region or "", url).is_amazons else url
 
 
 def _typed(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Message attributes in SNS's shape, which is SQS's; kombu takes plain values for fanout."""
+    """Message attributes in the format that SNS and SQS share. For fanout, kombu allows plain values."""
     return {
         name: value if isinstance(value, Mapping) else {"DataType": DATA_TYPE, "StringValue": str(value)}
         for name, value in attributes.items()

@@ -37,11 +37,11 @@ class Message(LeanMessage):
     """A kombu message that knows its delivery.
 
     Attributes:
-        delivery: the delivery to settle; `None` where the message was fetched with `basic_get`, or came by
+        delivery: the delivery to settle; `None` if the message was fetched with `basic_get`, or came by
             remote control.
     """
 
-    body: Any  # bytes, where celery-types says text
+    body: Any  # bytes, though celery-types says str
     delivery_tag: str
 
     def __init__(
@@ -56,7 +56,7 @@ class Message(LeanMessage):
         body, tag = payload.get("body"), properties["delivery_tag"]
         try:
             if body and properties.get("body_encoding") == "base64" and "compression" not in headers:
-                # As kombu's two constructors leave it, in a third of their steps.
+                # The same result as kombu's two constructors, in a third of their steps.
                 self.body = a2b_base64(body.encode())
                 self.channel = channel
                 self.delivery_tag = tag
@@ -75,7 +75,7 @@ class Message(LeanMessage):
         self.accept = accept
 
     def _init_unusual(self, payload: dict[str, Any], headers: dict[str, Any], channel: Any) -> None:
-        """Take a compressed body, or one not in base64. kombu would decompress it without a bound."""
+        """Take a body that is compressed or not in base64. kombu would decompress it without a limit."""
         others = {name: value for name, value in headers.items() if name != "compression"}
         super().__init__({**payload, "headers": others}, channel=channel)
         if headers.get("compression"):
@@ -83,25 +83,25 @@ class Message(LeanMessage):
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether it came by a fanout exchange, and so to other workers, too. No request."""
+        """Whether it came by a fanout exchange, so that other workers have it, too. Makes no request."""
         if self.delivery is None or self.channel is None:
             return False
         context: BrokerContext = self.channel.context
         return context.is_broadcast(self.delivery.queue.name, self.delivery_info.get("exchange"))
 
     def _largest_body(self) -> int:
-        """The bound of the decompressed body in bytes; payloads in S3 may be larger."""
+        """The limit of the decompressed body in bytes; payloads in S3 may be larger."""
         options = getattr(getattr(self.channel, "context", None), "options", None)
         most = options.decompressed_max_bytes if options else DECOMPRESSED_BYTES
         in_s3 = self.delivery is not None and self.delivery.pointer is not None
         return max(most, PAYLOAD_BYTES) if in_s3 else most
 
     def decoded(self) -> Any:
-        """Decode the body. The plain JSON of most takes a third of the time that kombu's typed JSON takes.
+        """Decode the body. Plain JSON, the usual case, takes a third of the time of kombu's typed JSON.
 
         Raises:
-            TooLargeError: it would exceed a bound.
-            Exception: its decoder's.
+            TooLargeError: it would exceed a limit.
+            Exception: of its decoder.
         """
         body = self.body
         plain = (
@@ -110,7 +110,7 @@ class Message(LeanMessage):
             and self.content_encoding in UTF_8
             and isinstance(body, bytes)
             and TYPED_BYTES not in body
-            and DECODERS.get(JSON) is kombu_loads  # or the user has registered another
+            and DECODERS.get(JSON) is kombu_loads  # not if the user has registered another
         )
         small = plain and (len(body) <= FEW_BRACKETS or body.count(b"[") + body.count(b"{") <= FEW_BRACKETS)
         if not small and isinstance(body, (bytes, str)):
@@ -123,16 +123,16 @@ class Message(LeanMessage):
         return super().decoded()
 
     def give_up(self, reason: str, when_exhausted: str | None = None, **attributes: str) -> None:
-        """Give up the message, whose task failed for good, by `Delivery.give_up`. Any thread."""
+        """Give up the message after its task failed for good, by `Delivery.give_up`. Any thread."""
         if self.delivery is not None:
             self.delivery.give_up(reason, self._encoded, when_exhausted, **attributes)
 
     def renewal(self, eta: float, retries: int, otherwise: Direct | None = None) -> Forward | None:
-        """The settlement by which the task waits in SQS until `eta`, seconds since the epoch, if possible.
+        """The settlement that lets the task wait in SQS until `eta`, in seconds since the epoch, if possible.
 
-        Where the queue refuses the copy the message is settled `otherwise`, or Celery holds it until then.
+        If the queue refuses the copy, the message is settled with `otherwise`, or Celery holds it until then.
         """
-        # A message of protocol 1 has its ETA in the body, one with its payload in S3 there.
+        # The ETA can't be changed in a message of protocol 1, or in a payload in S3.
         if self.delivery is None or self.delivery.pointer is not None or "task" not in self.headers:
             return None
         return self.delivery.renewal(eta, partial(self._copied, eta, retries), otherwise or Hold(self.sent))
@@ -147,28 +147,28 @@ class Message(LeanMessage):
         return None if attributes is None else (str(own), attributes)
 
     def _encoded(self) -> str:
-        """The body of a copy: as it was sent, or the pointer to it."""
+        """The body of a copy: the encoded message, or the pointer to its payload."""
         pointer = self.delivery.pointer if self.delivery is not None else None
         return encode_payload(self.sent) if pointer is None else pointer.body
 
     def come_back(self, error: BaseException) -> None:
-        """Have it delivered again after an error of this process, by `Delivery.come_back`."""
+        """Let SQS deliver it again after an error of this process, by `Delivery.come_back`."""
         if self.delivery is not None:
             self.delivery.come_back(error)
             self.note_rejected()
 
     def refuse(self, reason: str, *, others_may: bool = False) -> None:
-        """Refuse a message that is no task for this worker, by `Delivery.refuse`. Never deletes it."""
+        """Refuse a message that this worker can't run, by `Delivery.refuse`. Never deletes it."""
         if self.delivery is not None:
             self.delivery.refuse(reason, self._encoded(), others_may=others_may)
             self.note_rejected()
 
 
 class QoS(virtual.QoS):
-    """The prefetch count. The holder, which outlives the channel, tracks the messages.
+    """The prefetch count. The messages are tracked by the holder, which outlives the channel.
 
-    Where the consumer sets none, it is ten more than its unsettled messages: kombu's own SQS transport
-    receives ten for each `drain_events`. The thread that drains.
+    If the consumer sets none, the count is ten more than its unsettled messages, because kombu's SQS
+    transport receives ten for each `drain_events`. The thread that drains.
     """
 
     restore_at_shutdown = False
@@ -180,11 +180,11 @@ class QoS(virtual.QoS):
         self._unsettled: set[str] = set()
 
     def append(self, message: Message, delivery_tag: str) -> None:
-        """Note that the message is handed to its consumer."""
+        """Note that the message was handed to its consumer."""
         if not self.set_by_consumer and message.delivery is not None:
             self._unsettled.add(delivery_tag)
 
     def raised_prefetch_count(self) -> int:
-        """The prefetch count that lets ten more messages in."""
+        """The prefetch count that allows ten more messages."""
         self._unsettled = {tag for tag in self._unsettled if self.channel.delivery(tag) is not None}
         return BATCH_ENTRIES + len(self._unsettled)

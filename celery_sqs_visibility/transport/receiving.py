@@ -1,8 +1,10 @@
-"""What a process receives from one broker: its consumers, the holder of their messages, what they share."""
+"""What a process receives from one broker: its consumers, the holder of their messages, and shared parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 from weakref import WeakSet
 
 from celery_sqs_visibility.aws.port import ReceiveOptions
@@ -19,21 +21,23 @@ from celery_sqs_visibility.delivery.receive.buffer import Buffer
 from celery_sqs_visibility.delivery.receive.decoder import DecodeMessage
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.delivery.receive.turn_line import TurnBuffers
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.delivery.threads import snapshot
+from celery_sqs_visibility.policy.health import BrakeFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import PREFETCH_SECONDS, Slots
 
 
 class Receiving:
-    """The receiving part of a broker context. It has no reference to the context, which refers to it.
+    """The receiving part of a broker context, which refers to it, but not the other way round.
 
     Attributes:
-        slots: returns the slots of the worker's pool; a bootstep sets it before the worker consumes.
-        loop_late: returns for how long the worker's loop has not come round; a bootstep sets it, as `slots`.
-        turns: of the worker's queues, if these have an order or a maximum.
-        pauses: the worker's queues that are not polled for now.
-        paused_tasks: the tasks that are not run for now.
-        queue_consumers: the consumers in use, and those of a closed channel while a task of theirs runs.
+        slots: returns the slots of the worker's pool; set by a bootstep before the worker consumes.
+        loop_late: returns for how long the worker's event loop has been blocked; set like `slots`.
+        turns: the turns of the worker's queues, if these have an order or a maximum.
+        pauses: the pauses of the worker's queues.
+        paused_tasks: the pauses of tasks.
+        brakes: returns the brakes of the worker's tasks; set by a bootstep.
+        queue_consumers: the consumers in use, and those of closed channels whose tasks still run.
         worker_queue_consumers: the worker's own; the others belong to consumers inside its tasks.
     """
 
@@ -56,6 +60,7 @@ class Receiving:
         self.pauses, self.paused_tasks = Pauses(), Pauses()
         self.slots: Callable[[], Slots] | None = None
         self.loop_late: Callable[[float, float], float] | None = None
+        self.brakes: Callable[[], list[BrakeFacts]] = list
         self._capacity: Capacity | None = None
         self.queue_consumers: WeakSet[QueueConsumer] = WeakSet()
         self.worker_queue_consumers: WeakSet[QueueConsumer] = WeakSet()
@@ -63,14 +68,12 @@ class Receiving:
     @shared_property
     def holder(self) -> DeliveryHolder:
         """Holder of all messages that this process has received."""
-        return DeliveryHolder(
-            self._options, self._redrive, SYSTEM_CLOCK, self._pump, self._outgoing, SETTLE_WINDOW_SECONDS
-        )
+        return DeliveryHolder(self._options, self._redrive, self._pump, self._outgoing, SETTLE_WINDOW_SECONDS)
 
     def _worker_capacity(self) -> Capacity:
         """The capacity of all consumers of the worker, so that runs of earlier connections count.
 
-        A worker that is embedded after another has a capacity of its own.
+        Another worker that is embedded later gets a capacity of its own.
         """
         if self._capacity is None or self._capacity.slots is not self.slots:
             turns = None if self.turns is None else self.turns.turns
@@ -85,26 +88,26 @@ class Receiving:
         *,
         for_worker: bool,
     ) -> QueueConsumer:
-        """Make a consumer: the worker's, or one without slots."""
-        store = self._outgoing.store
+        """Make a consumer, either a worker's or one without slots."""
+        capacity = self._worker_capacity() if for_worker else Capacity(PREFETCH_SECONDS)
+        more: dict[str, Any] = {}
+        if for_worker:
+            more = {"turns": self.turns, "pauses": self.pauses}
+            if self.loop_late is not None:
+                # Must not refer to the consumer, which would keep its context through the capacity.
+                more["loop_late"] = capacity.loop_late = partial(buffer.late, self.loop_late)
         queue_consumer = QueueConsumer(
-            self.holder,
-            self._receive,
-            decode,
-            buffer,
-            self._pump,
-            self._worker_capacity() if for_worker else Capacity(PREFETCH_SECONDS),
-            leases=lease_table(),
-            payloads=store.objects if store else None,
-            turns=self.turns if for_worker else None,
-            pauses=self.pauses if for_worker else None,
-            consumers=consumers,
-            loop_late=self.loop_late if for_worker else None,
+            self.holder, self._receive, decode, buffer, capacity, lease_table(), consumers=consumers, **more
         )
         self.queue_consumers.add(queue_consumer)
         if for_worker:
             self.worker_queue_consumers.add(queue_consumer)
         return queue_consumer
+
+    def notice_pause(self, queue: str) -> None:
+        """Tell the worker that a pause or rest of a queue has begun or ended. Any thread."""
+        for queue_consumer in snapshot(self.worker_queue_consumers):
+            queue_consumer.notice_pause(queue)
 
     def abandon(self, queue: str) -> None:
         """Drop the messages of a queue that is about to be deleted."""

@@ -1,7 +1,8 @@
 """Routing by the settings of this process's apps: the queues of tasks, and exchanges, which SQS lacks.
 
-Direct exchanges are a table in each process, fanout exchanges are SNS topics. Other types are refused, and
-fanout without SNS: without an error, a message would reach only the queues that its publisher has declared.
+Direct exchanges are a table in each process, fanout exchanges are SNS topics. Other types are refused, and so
+is fanout without SNS: otherwise a message would silently reach only the queues that its publisher has
+declared.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNBOUND: Final = (
 def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
     """Raise `UnroutableError` for a type of exchange whose messages other processes would not get.
 
-    Celery's own exchanges are let through: Celery publishes there unasked. `supports_fanout` is the option.
+    Celery's own exchanges are allowed: Celery publishes to them unasked. `supports_fanout` is the option.
     """
     if kind in {"direct", "fanout" if supports_fanout else "direct"} or use_here(exchange):
         return
@@ -38,10 +39,10 @@ def refuse_type(exchange: str, kind: str, *, supports_fanout: bool) -> None:
 
 
 class DirectExchange(virtual.DirectExchange):
-    """A direct exchange, whose bindings are those of this connection, and of this process's apps."""
+    """A direct exchange with the bindings of this connection and of this process's apps."""
 
     def lookup(self, table: Any, exchange: str, routing_key: str, default: str | None) -> Any:
-        """The names of the queues that get the message; without any, kombu uses `default`.
+        """The names of the queues that get the message; if there are none, kombu uses `default`.
 
         Raises:
             UnroutableError: there is no queue and no default. Celery's own exchanges may have no listeners.
@@ -56,10 +57,10 @@ class DirectExchange(virtual.DirectExchange):
 
 
 def _bound_by_apps(exchange: str, routing_key: str) -> list[str]:
-    """The names of the queues that the apps of this process bind to a direct exchange, by their settings.
+    """The names of the queues that the settings of this process's apps bind to a direct exchange.
 
-    An AMQP broker knows these bindings from whoever declares them; Celery publishes without declaring a queue
-    where a route names an exchange (celery/app/amqp.py: `_create_task_sender`).
+    An AMQP broker knows these bindings from whoever declares them. Celery publishes without declaring a queue
+    if a route names an exchange (celery/app/amqp.py: `_create_task_sender`).
     """
     queues = [queue for app in configured_apps() for queue in app.amqp.queues.values()]
     return sorted({queue.name for queue in queues if _binds(queue, exchange, routing_key)})
@@ -74,7 +75,7 @@ def _binds(queue: Any, exchange: str, routing_key: str) -> bool:
 
 
 def use_here(exchange: str) -> Use | None:
-    """What Celery uses the exchange for, by the names in the apps here; `None` if it isn't Celery's own."""
+    """What Celery uses the exchange for, by the names in this process's apps; `None` if it isn't Celery's."""
     return use_of(exchange, (str(app.conf.event_exchange) for app in configured_apps()))
 
 
@@ -93,16 +94,16 @@ def configured_apps() -> Iterator[Any]:
 def queue_of_route(route: Any) -> str | None:
     """Celery's name of the queue that a route leads to."""
     queue = route.get("queue") if isinstance(route, Mapping) else route
-    name = getattr(queue, "name", queue)  # of a kombu.Queue
+    name = getattr(queue, "name", queue)  # `queue` may be a kombu.Queue
     return name if isinstance(name, str) and name else None
 
 
 def queue_of_task(app: Any, task: Any) -> str:
-    """Celery's name of the queue that a task is published to by the settings. No request."""
+    """Celery's name of the queue that the settings route a task to. Makes no request."""
     if name := queue_of_route(getattr(task, "queue", None)):
         return name
     default = str(app.conf.task_default_queue)
-    # A copy: a look-up adds the queue that it names, and a worker would consume it.
+    # A copy: a look-up adds the queue that it names, and a worker would then consume it.
     router = app.amqp.Router(app.amqp.Queues(list(app.amqp.queues.values())))
     try:
         route = router.route({}, task.name, args=(), kwargs={})
@@ -112,9 +113,9 @@ def queue_of_task(app: Any, task: Any) -> str:
 
 
 def max_retries_by_queue(app: Any) -> dict[str, list[int | None]]:
-    """`max_retries` of the `VisibilityTask`s in each queue, by Celery's name of it."""
+    """By queue, in Celery's name, the `max_retries` of its `VisibilityTask`s."""
     limits: dict[str, list[int | None]] = {}
     for task in app.tasks.values():
-        if hasattr(task, "error_visibility_timeout"):  # of `VisibilityTask`s only
+        if hasattr(task, "error_visibility_timeout"):  # only a `VisibilityTask` has it
             limits.setdefault(queue_of_task(app, task), []).append(task.max_retries)
     return limits

@@ -1,6 +1,6 @@
-"""Messages of tasks for publishers without Celery: a Lambda, a Step Function, an EventBridge target.
+"""Task messages for publishers without Celery: a Lambda, a Step Function, an EventBridge target.
 
-Celery's protocol 2 in kombu's envelope, as plain JSON: workers of both transports read it.
+Celery's protocol 2 in kombu's envelope, as plain JSON, which workers of both transports can read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from kombu.utils.json import dumps
 
-#: Of the ids of tasks that are made of messages.
+#: Namespace of the ids of tasks made from messages.
 NAMESPACE: Final = uuid.UUID("6d3b1f0e-0f0f-5c55-9d0c-5d1c2a2e7b11")
 
 
@@ -22,24 +22,24 @@ def task_message(
     *,
     task_id: str | None = None,
 ) -> str:
-    """The body of an SQS message that runs a task: JSON. No request is made.
+    """The body, as JSON, of an SQS message that runs a task. Makes no request.
 
     Args:
-        task: its name, or the task.
+        task: the task, or its name.
         args: its arguments, which must be JSON.
-        kwargs: its keyword arguments, likewise.
-        task_id: a fresh one if it is `None`.
+        kwargs: its keyword arguments, which must be JSON.
+        task_id: its id; by default a new one.
 
     Raises:
-        TypeError: the arguments cannot be JSON.
+        TypeError: the arguments can't be JSON.
     """
     return dumps(task_payload(task, args, kwargs or {}, task_id or str(uuid.uuid4())))
 
 
 def task_id_for(message_id: str, record: int | None = None) -> str:
-    """The id of the task that is made of a message which is no task: the same for every delivery of it.
+    """The id of a task made from a message that is not a task, the same for each delivery of the message.
 
-    `record` is the index of a record, for messages that have several, and a run for each.
+    `record` is the index of a record, if the message has several and each one gets a run.
     """
     return str(uuid.uuid5(NAMESPACE, message_id if record is None else f"{message_id}/{record}"))
 
@@ -47,7 +47,7 @@ def task_id_for(message_id: str, record: int | None = None) -> str:
 def task_payload(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], task_id: str, queue: str = ""
 ) -> dict[str, Any]:
-    """A task, or its name, as kombu's envelope has it (celery/app/amqp.py: `as_task_v2`)."""
+    """A task, given by name or object, in kombu's envelope (celery/app/amqp.py: `as_task_v2`)."""
     embedded = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
     return {
         "body": dumps([list(args), dict(kwargs), embedded]),

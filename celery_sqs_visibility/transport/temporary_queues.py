@@ -1,7 +1,7 @@
-"""Temporary queues, which AMQP would delete by itself: for results of rpc://, and of `Broadcast`s.
+"""Temporary queues, which AMQP would delete by itself: those of rpc:// results and of `Broadcast`s.
 
-SQS has no queues that expire. Their messages expire instead, and a queue is deleted where its consumer ends;
-a client's own, for results of rpc://, where its process exits.
+SQS has no queues that expire. Instead their messages expire, and a queue is deleted when its consumer ends,
+or, if it is a client's own for rpc:// results, when its process exits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STAYS: Final = (
     "that stay. (Said once.)"
 )
 
-#: A process that exits waits this long for the deletion of its clients' queues.
+#: How long an exiting process waits for the deletion of its clients' queues.
 END_CLIENTS_SECONDS: Final = 2.0
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -48,11 +48,11 @@ class TemporaryQueues:
         self._pid: int | None = None  # of the process at whose exit clients' queues are deleted
 
     def declare(self, name: str, attributes: Mapping[str, str]) -> None:
-        """Leave a `Broadcast`'s queue to `for_consumer`: a process that only publishes needs none."""
+        """Leave the creation of a `Broadcast` queue to `for_consumer`: publishers need no queue."""
         self._declared[name] = attributes
 
     def for_consumer(self, name: str) -> Queue:
-        """Return the queue, created if SQS has none, temporary or not."""
+        """Return the queue, temporary or not, created if necessary."""
         attributes = self._declared.get(name)
         return (
             self._queues.find_or_create(name) if attributes is None else self.find_or_create(name, attributes)
@@ -63,7 +63,7 @@ class TemporaryQueues:
         return [name for name in self._created if is_of_a_broadcast(name)]
 
     def find_or_create(self, name: str, attributes: Mapping[str, str]) -> Queue:
-        """As `Queues.find_or_create`; log and remember that the queue was created."""
+        """Find or create the queue. If it is created, log and remember that."""
         try:
             return self._queues.find(name)
         except QueueDoesNotExistError:
@@ -78,7 +78,7 @@ class TemporaryQueues:
         return queue
 
     def end_clients(self) -> None:
-        """Delete the queues of clients, which nobody else reads, as the process exits. Waits up to 2 s."""
+        """Delete the queues of clients, which nobody else reads, at exit. Waits up to 2 s."""
         atexit.unregister(self.end_clients)
         names = [name for name in self._created if _UUID.fullmatch(name)]
         if self._pid != os.getpid() or not names:
@@ -96,7 +96,7 @@ class TemporaryQueues:
         return name in self._created
 
     def delete(self, name: str) -> None:
-        """Delete a queue that this process created: its consumer has ended. Errors are logged."""
+        """Delete a queue that this process created, after its consumer has ended. Errors are logged."""
         self._created.discard(name)
         try:
             queue = self._queues.find(name)
@@ -109,7 +109,7 @@ class TemporaryQueues:
 def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | None) -> dict[str, str] | None:
     """CreateQueue's attributes for a queue that is declared as temporary; `None` for any other.
 
-    A temporary queue is auto_delete, and has a time to expire or a client's UUID for a name. Other consumers
+    A temporary queue is auto_delete, and either has an expiry or a client's UUID as its name. Other consumers
     may use a queue that is only auto_delete: AMQP would not delete it before the last of them ends.
     """
     if not auto_delete:
@@ -122,7 +122,7 @@ def temporary(name: str, *, auto_delete: bool, arguments: Mapping[str, Any] | No
 
 
 def is_of_a_broadcast(name: str) -> bool:
-    """Returns whether kombu made up the name, for the queue of a `Broadcast`."""
+    """Returns whether the name is one that kombu generates for the queue of a `Broadcast`."""
     return _BROADCAST.fullmatch(name) is not None
 
 

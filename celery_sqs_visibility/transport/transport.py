@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -18,7 +17,7 @@ from celery_sqs_visibility.command_line import shown_in_one_line
 from celery_sqs_visibility.delivery.publish.retries import RETRIED_ERRORS, until_deadline
 from celery_sqs_visibility.errors import PASSING_ERRORS, CommandNotSentError, OptionError, SQSError
 from celery_sqs_visibility.policy.backoff import retry_interval
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.transport.broker_context import BrokerContext, shared_context
 from celery_sqs_visibility.transport.channel import Channel
@@ -31,41 +30,38 @@ from celery_sqs_visibility.transport.connection_settings import (
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.receive.buffer import Buffer
 
-#: The default of `broker_pool_limit` (celery/app/defaults.py), and kombu's. It keeps the sockets to a broker
-#: few: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its own,
-#: and threads that publish at the same time share requests, so this default only costs time.
+#: The default of `broker_pool_limit` (celery/app/defaults.py) and of kombu. It limits the sockets to a
+#: broker: an eleventh thread waits until one of ten has published. A connection to SQS has no socket of its
+#: own, and threads that publish at the same time share requests, so this default only costs time.
 CELERYS_POOL_LIMIT: Final = 10
 
-#: As many as there are sockets to SQS: see `aws.client_factory.POOL_CONNECTIONS`.
+#: The number of sockets to SQS: see `aws.client_factory.POOL_CONNECTIONS`.
 POOL_LIMIT: Final = 64
 
 
 class Transport(virtual.Transport):
     """`broker_transport = "celery_sqs_visibility"`.
 
-    Attributes:
-        options: the transport options, checked.
-        broker: the parts of the broker URL.
-
     Raises:
-        OptionError: `broker_transport_options` or `broker_url` are wrong; the message says how.
+        OptionError: `broker_transport_options` or `broker_url` is invalid; the message says how.
     """
 
     Channel = Channel
     driver_type = "sqs"
     driver_name = "celery_sqs_visibility"
     default_port = None
-    #: kombu leaves the URL to `BrokerURL`, as the Connection's `hostname`.
+    #: kombu leaves parsing the URL to `BrokerURL`, and passes it as the Connection's `hostname`.
     can_parse_url = True
-    #: No "localhost" for a URL without a host: it would be taken for an endpoint.
+    #: Without "localhost" for a URL without a host, which would be taken for an endpoint.
     default_connection_params: ClassVar[dict[str, Any]] = {}
-    #: A Celery worker logs its callbacks' exceptions; kombu's own consumers stop by raising.
+    #: In a Celery worker, exceptions of callbacks are logged; consumers of kombu's own stop by raising.
     for_worker = False
     polling_interval = None
     #: Errors that pass. Consuming never raises them.
     connection_errors = (*virtual.Transport.connection_errors, *PASSING_ERRORS, CommandNotSentError, OSError)
     channel_errors = (*virtual.Transport.channel_errors, SQSError)
-    #: kombu publishes again after these, as often as the retry policy says. A refusal raises at once.
+    #: kombu retries a publication after these, as often as the retry policy says. A refusal is raised at
+    #: once.
     recoverable_connection_errors = (*virtual.Transport.connection_errors, *RETRIED_ERRORS, OSError)
     recoverable_channel_errors = ()
     implements = virtual.Transport.implements.extend(asynchronous=True, exchange_type=frozenset(["direct"]))
@@ -80,13 +76,13 @@ class Transport(virtual.Transport):
             note_accepted(client.transport_options)
         except OptionError as error:
             raise shown_in_one_line(error) from None
-        # kombu left the URL as it is, and shows a connection's host in many places.
+        # kombu did not parse the URL, and shows a connection's host in many places.
         broker = self.broker
         client.hostname, client.port = broker.host, broker.port
         client.userid, client.password = broker.userid, broker.password
         super().__init__(client, **kwargs)
         if self.options.remote_control:
-            # Celery's step `Control` asks for fanout. Exchanges of others are refused at their declaration.
+            # Celery's step `Control` requires fanout. Other exchanges of that type are refused when declared.
             types = frozenset(["direct", "fanout", "topic"])
             self.implements = self.implements.extend(exchange_type=types)
         self._loop: Any = None
@@ -107,13 +103,13 @@ class Transport(virtual.Transport):
         key = f"{safequote(self.broker.userid)}:{mask}@" if self.broker.userid else ""
         try:
             places = sorted(map(str, self.context.queues.locations()))
-        except SQSError:  # about the settings, and the first request says so
+        except SQSError:  # the settings are invalid, and the first request says so
             places = []
         return f"sqs://{key}{','.join(places)}"
 
     @property
     def context(self) -> BrokerContext:
-        """The part that connections of this process share. A forked child has its own. Any thread."""
+        """What connections of this process share. A forked child has its own. Any thread."""
         context = self._context  # another thread may close the connection meanwhile
         if context is None or context.pid != os.getpid():
             context = self._context = self._find_context()
@@ -121,24 +117,24 @@ class Transport(virtual.Transport):
 
     @shared_property
     def buffer(self) -> Buffer:
-        """The messages that wait for this connection's consumers. Made for one: producers receive nothing."""
+        """The messages for this connection's consumers. Created lazily, because producers receive none."""
         from celery_sqs_visibility.delivery.receive.buffer import Buffer  # noqa: PLC0415
 
         return Buffer(looped_at=SYSTEM_CLOCK.monotonic())
 
     def establish_connection(self) -> Any:
-        """Connect, without a request; before a retry of a publication, after its policy's interval.
+        """Connect without a request. Before a retry of a publication, first wait for its policy's interval.
 
-        kombu connects anew before each retry, and waits only between attempts to connect that fail
+        kombu reconnects before each retry, but waits only between failed attempts to connect
         (kombu/connection.py: `Connection.ensure`).
 
         Raises:
             UnreachableError: SQS's endpoint refuses connections.
-            SQSError: the settings are wrong.
+            SQSError: the settings are invalid.
         """
         failed = self.context.publish_attempts(self.client).failed
         if failed:
-            threading.Event().wait(retry_interval(self.client.transport_options, failed))
+            sleep(retry_interval(self.client.transport_options, failed))
         until_deadline(self.context.queues.reach)
         raise_default_limit(Transport)
         return super().establish_connection()
@@ -150,7 +146,7 @@ class Transport(virtual.Transport):
         loop.on_tick.add(self._note_loop)
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:  # noqa: ARG002 - kombu's
-        """Deliver messages that arrive within `timeout` seconds, where there is no event loop.
+        """Deliver messages that arrive within `timeout` seconds, if there is no event loop.
 
         A callback's exception is raised, except in a Celery worker.
 
@@ -169,7 +165,7 @@ class Transport(virtual.Transport):
         raise TimeoutError("no message arrived")
 
     def close_connection(self, connection: Any) -> None:
-        """Close the channels, leave the event loop, and let go of the context."""
+        """Close the channels, leave the event loop, and drop the context."""
         if self._loop is not None:
             self._loop.on_tick.discard(self._note_loop)
             descriptor = self.buffer.fileno()
@@ -195,7 +191,7 @@ class Transport(virtual.Transport):
 
 
 def raise_default_limit(transport: type[virtual.Transport]) -> None:
-    """Raise the default limit of kombu's pools of that transport's connections; other limits are the user's.
+    """Raise the default limit of kombu's pools for that transport. Other limits are the user's choice.
 
     Any thread. Idempotent.
     """
@@ -207,5 +203,5 @@ def raise_default_limit(transport: type[virtual.Transport]) -> None:
 
 
 def _until(instant: float) -> float | None:
-    """Seconds from now, never fewer than 0; `None`: for ever."""
+    """Seconds from now to the instant, at least 0; `None` for infinity."""
     return None if instant == math.inf else max(0.0, instant - SYSTEM_CLOCK.monotonic())

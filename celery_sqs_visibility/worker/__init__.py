@@ -1,12 +1,12 @@
 """Changes to a Celery worker: bootsteps, requests, pools, start and end.
 
-kombu's alias leads here (`celery_sqs_visibility.Transport`), so that importing the transport adds the
-bootsteps. Producers import this module too: it imports nothing that only workers need.
+kombu's alias leads here (`celery_sqs_visibility.Transport`), so importing the transport adds the bootsteps.
+Producers import this module too, so it imports nothing that only workers need.
 
-Celery looks at a worker's transport before it sends `worker_init` (celery/worker/worker.py:
-`WorkController.setup_instance`), but not under gevent and eventlet. Every consumer does, before it reads its
-app's steps (celery/worker/consumer/consumer.py: `Consumer.__init__`). So apps that exist when this module is
-imported get the bootsteps at once, and later workers when they are made.
+Celery imports a worker's transport before it sends `worker_init` (celery/worker/worker.py:
+`WorkController.setup_instance`), but not under gevent and eventlet. Every consumer imports it before it reads
+its app's steps (celery/worker/consumer/consumer.py: `Consumer.__init__`). So apps that exist when this module
+is imported get the bootsteps at once, and later workers when they are made.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from celery_sqs_visibility.transport.transport import Transport
 
 __all__ = ["Transport"]
 
-#: Names, which Celery imports when it builds a consumer's blueprint. They include themselves on our transport
-#: only (`bootsteps.SQSStep.include_if`).
+#: Names of bootsteps, which Celery imports when it builds a consumer's blueprint. They only take effect on
+#: our transport (`bootsteps.SQSStep.include_if`).
 BOOTSTEPS: Final = (
     "celery_sqs_visibility.worker.bootsteps:Deliveries",
     "celery_sqs_visibility.worker.bootsteps:Endings",
@@ -51,6 +51,6 @@ def on_beat_init(sender: Any, **_: Any) -> None:
 
 mask_settings()
 
-# After the signal is connected: workers of apps made meanwhile send it.
+# After the signal is connected, so that workers of apps made meanwhile get them, too.
 for _app in active_apps():
     add_bootsteps(_app)

@@ -1,7 +1,7 @@
 """Runs of several messages at once, by tasks with their own `Strategy`: celery-batches.
 
-Such a task gives the pool one run for many requests, with callbacks of its own that acknowledge these
-(celery_batches/__init__.py: `Batches.flush`). So its requests do not hear when the run begins and ends. They
+Such a task gives the pool one run for many requests, with its own callbacks that acknowledge the messages
+(celery_batches/__init__.py: `Batches.flush`). So the requests don't hear when the run begins and ends. They
 are found by the run's arguments: each `SimpleRequest` has its request's `request_dict`.
 """
 
@@ -18,7 +18,7 @@ from celery_sqs_visibility.worker.request import DeliveryRequest
 
 logger = get_logger(__name__)
 
-#: Requests that were collected, or run, by what `request.sqs` says of their messages.
+#: Requests that were collected or run, by the queue and message id in `request.sqs`.
 _collected: Final[WeakValueDictionary[tuple[str, str], BatchedRequest]] = WeakValueDictionary()
 
 if TYPE_CHECKING:
@@ -35,17 +35,19 @@ def has_own_strategy(task: Any) -> bool:
 class BatchedRequest(_Base):
     """Mixed into the requests of tasks with a `Strategy` of their own."""
 
+    is_collected = True
+
     def __init__(self, message: Any, **options: Any) -> None:
         super().__init__(message, **options)
         if self.delivery is not None:
             _collected[_key(self.request_dict["sqs"])] = self
 
     def start(self) -> bool:
-        """Begin with its batch. Returns `False` if it was given back meanwhile, or lost."""
+        """Start the request with its batch. Returns `False` if it was given back meanwhile, or lost."""
         return self.delivery is None or self.delivery.start()
 
     def end(self) -> None:
-        """End with its batch; the task's own callback has acknowledged the messages that it chose."""
+        """End the request with its batch. The task's callback has acknowledged the messages it chose."""
         self.ended()
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.measure_run()
@@ -58,7 +60,7 @@ class BatchRun:
     """One run of several messages.
 
     Args:
-        members: the run's argument for each message. Those that may not run any more are removed.
+        members: the run's argument for each message; those that may not run any more are removed.
     """
 
     def __init__(self, members: list[Any]) -> None:
@@ -77,17 +79,17 @@ class BatchRun:
         return bool(kept)
 
     def start(self) -> None:
-        """Begin. The main thread, or the pool's thread that runs it."""
+        """Start all members. The main thread, or the thread of the pool that runs them."""
         self.keep(BatchedRequest.start)
 
     def end(self) -> None:
-        """End all members: the run is over, or its process is lost. The same threads."""
+        """End all members: the run is over, or its process is lost. The same threads as `start`."""
         for request in self._requests:
             if request is not None:
                 request.end()
 
     def callbacks(self, options: dict[str, Any]) -> dict[str, Callable[..., None]]:
-        """The callbacks of its run in a pool, which call `start` and `end` too."""
+        """The callbacks of the run for the pool, which also call `start` and `end`."""
         accept = options.get("accept_callback")
 
         def begin(*args: Any, **kwargs: Any) -> None:
@@ -113,7 +115,7 @@ class BatchRun:
 
 
 def batch_run_of(args: Any) -> BatchRun | None:
-    """The batch that a pool runs with these arguments: a task, and in a tuple the list of its messages."""
+    """The batch of a run with these arguments: a task, and a tuple with the list of its messages."""
     task, given = args[:2] if len(args) > 1 else (None, None)
     members = given[0] if isinstance(given, tuple) and len(given) == 1 else None
     if not isinstance(members, list) or not isinstance(task, Task) or not has_own_strategy(task):

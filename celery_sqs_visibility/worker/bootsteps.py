@@ -1,6 +1,6 @@
 """Bootsteps of workers that consume from SQS: one for their messages, one for their end.
 
-`celery_sqs_visibility.worker` names them to Celery, which imports them when it makes a consumer.
+`celery_sqs_visibility.worker` gives their names to Celery, which imports them when it makes a consumer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from celery.worker import state
 from celery.worker.consumer.connection import Connection
 from celery.worker.consumer.control import Control
 
-from celery_sqs_visibility.contacts.pool import hear_ended_runs_first
+from celery_sqs_visibility.contacts.pool import hear_ended_runs_first, kill_before_time_limits_are_told
 from celery_sqs_visibility.contacts.worker import (
     COLD_HANDLER,
     RESTART_HANDLER,
     WARM_HANDLER,
     call_at_close,
+    call_due_timers,
     connecting,
     keep_prefetch_count,
 )
@@ -40,7 +41,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.transport.transport import Transport
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks
 from celery_sqs_visibility.worker.drain import Drain, may_interrupt
-from celery_sqs_visibility.worker.paused_tasks import PausedTasks
+from celery_sqs_visibility.worker.paused_tasks import wait_for_resume
 from celery_sqs_visibility.worker.pool_patches import (
     flush_only_unsent,
     hand_over_requests,
@@ -56,6 +57,7 @@ from celery_sqs_visibility.worker.startup import (
     warn_of_clamped,
 )
 from celery_sqs_visibility.worker.validation import BadMessages
+from celery_sqs_visibility.worker.waiting_requests import WaitingRequests
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 
@@ -65,17 +67,17 @@ class SQSStep(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
     def include_if(self, parent: Any) -> bool:
-        """Whether the consumer is on our transport."""
+        """Returns whether the consumer is on our transport."""
         return isinstance(parent.conninfo.transport, Transport)
 
 
 class Deliveries(SQSStep):
-    """Binds requests to their deliveries, and keeps bad messages from Celery."""
+    """Binds requests to their deliveries, and keeps invalid messages from Celery."""
 
     _store_asked = False
 
     def create(self, parent: Any) -> None:
-        """Prepare the worker, which has not forked yet: children inherit the lease table."""
+        """Prepare the worker before it forks, so that children inherit the lease table."""
         quiet_dependencies()
         open_lease_table()
         send_signals()
@@ -93,34 +95,40 @@ class Deliveries(SQSStep):
             context.receiving.loop_late = self._worker.loop_late
             context.worker_name = parent.hostname
         self._context = context
+        self._worker.waiting = waiting = WaitingRequests(parent)
         BoundTasks(parent, self._worker, context).bind()
         QueuesFirst(parent)
         leave_out_refused_queues(parent)
         BadMessages(parent)
-        RateLimits(parent, self._worker)
+        RateLimits(parent, waiting)
         if parent.conninfo.supports_exchange_type("fanout"):  # as Celery asks for remote control
-            PausedTasks(parent, self._worker, context.receiving.paused_tasks)
+            self._worker.waits_for_resume = partial(wait_for_resume, context.receiving.paused_tasks, waiting)
             self._join_remote_control(parent, context)
 
     @staticmethod
     def _join_remote_control(parent: Any, context: BrokerContext) -> None:
-        """Take commands, and answer and send events as one node, though these may go to another broker."""
+        """Join remote control as one node, even if replies and events go to another broker."""
         import celery_sqs_visibility.worker.control_commands  # noqa: F401, PLC0415 - workers without need none
         from celery_sqs_visibility.worker.trail import TRAIL  # noqa: PLC0415
 
         TRAIL.listen()
 
-        # Celery publishes replies and events by `broker_write_url`, as callers do their commands.
+        # Celery publishes replies and events to `broker_write_url`, where callers publish their commands.
         with parent.app.connection_for_write() as connection:
             writing = connection.transport.context if isinstance(connection.transport, Transport) else context
         if writing is not context:
             writing.worker_name = parent.hostname
             context.control = writing.control
 
-    def info(self, parent: Any) -> Any:
-        """Describe the broker as Celery does in answer to `inspect stats`, without secrets of the options.
+    def close(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
+        """Stop trying brakes, and leave that to other workers, because this one ends. Main thread."""
+        if self._worker.brakes is not None:
+            self._worker.brakes.close()
 
-        Comes after Celery's own step, and takes its place (celery/bootsteps.py: `Blueprint.info`).
+    def info(self, parent: Any) -> Any:
+        """Describe the broker as Celery does for `inspect stats`, without the secrets in its options.
+
+        Runs after Celery's own step, and replaces its answer (celery/bootsteps.py: `Blueprint.info`).
         """
         said = next(step for step in parent.steps if isinstance(step, Connection)).info(parent)["broker"]
         if not isinstance(said, dict):
@@ -128,32 +136,36 @@ class Deliveries(SQSStep):
         return {"broker": {**said, "transport_options": without_secrets(said["transport_options"])}}
 
     def start(self, parent: Any) -> None:
-        """Listen to the event loop's pipes; again, whenever the consumer has connected anew."""
+        """Prepare the event loop, each time the consumer has connected."""
         if self._worker.has_processes:
             flush_only_unsent(parent.pool)
             hear_ended_runs_first(parent.pool)
+            kill_before_time_limits_are_told(parent.pool)
             self._worker.hub = parent.hub
         if parent.hub is not None:
             leases = open_lease_table()
             parent.hub.add_reader(leases.fileno(), leases.on_readable)
+            call_due_timers(parent.hub)
+        if self._worker.brakes is not None:
+            self._worker.brakes.connected()
         for step in parent.steps:
             if isinstance(step, Control):
                 from celery_sqs_visibility.worker.control_commands import check_answers  # noqa: PLC0415
 
                 check_answers(cast("Any", step).box.node)
         if self._worker.key_leases is not None and not self._store_asked:
-            self._store_asked = True  # once the pool's processes are forked
+            self._store_asked = True  # now that the pool's processes are forked
             start_thread(ask_store, "sqs-ask-store", self._context.coordination_store)
 
 
 class Endings(SQSStep):
-    """Begins the drain of a worker that ends, with a signal or without.
+    """Begins the drain when a worker ends, with or without a signal.
 
     A warm shutdown goes on as Celery's. A cold one (SIGQUIT, SIGTERM under REMAP_SIGTERM=SIGQUIT, a second
-    SIGINT) is a drain in which runs have `worker_soft_shutdown_timeout` seconds. Celery does it inside the
-    signal's handler (celery/apps/worker.py: `on_cold_shutdown`), where its main thread may have sent half of
-    a run to a pool process, for which it then waits for ever; and where the pool cannot end runs (threads,
-    solo) it waits for their own end, beyond any SIGKILL.
+    SIGINT) becomes a drain in which runs have `worker_soft_shutdown_timeout` seconds. Celery would do a cold
+    shutdown inside the signal handler (celery/apps/worker.py: `on_cold_shutdown`). There its main thread may
+    have sent half of a run to a pool process, for which it then waits for ever. And where the pool can't end
+    runs (threads, solo), it waits until they end, beyond any SIGKILL.
     """
 
     def __init__(self, parent: Any, **kwargs: Any) -> None:
@@ -167,17 +179,17 @@ class Endings(SQSStep):
         self._signalled = self._cold = self._embedded = self._over = False
 
     def create(self, parent: Any) -> None:
-        """Hear of every end."""
+        """Hook into every way in which a worker ends."""
         call_at_close(parent, self._on_close)
         connecting(parent).before.insert(0, self._replace_handlers)
-        # Before Celery installs its signal handlers: connecting takes the lock that sending takes. The uid
-        # is for Celery 5.5, which takes the methods of two workers for one.
+        # Before Celery installs its signal handlers, because connecting takes the lock that sending takes.
+        # The uid is for Celery 5.5, which can't tell the methods of two workers apart.
         signals.worker_shutting_down.connect(
             self._on_signal, sender=self._hostname, dispatch_uid=str(id(self))
         )
 
     def start(self, parent: Any) -> None:
-        """Be ready to end; again, whenever the consumer has connected anew. Main thread."""
+        """Get ready to end, each time the consumer has connected. Main thread."""
         if self._drain is None:
             self._drain = Drain(parent)
             self._embedded = not is_main_thread()
@@ -188,21 +200,21 @@ class Endings(SQSStep):
         self._replace_handlers()
 
     def shutdown(self, parent: Any) -> None:  # noqa: ARG002 - Celery's signature
-        """End the drain: the worker has stopped, but for its polls in flight. Main thread.
+        """End the drain: the worker has stopped, except for its polls in flight. Main thread.
 
-        Before the channel is closed.
+        Runs before the channel is closed.
         """
         if (drain := self._drain) is not None:
-            drain.finish()  # another signal shortens it
+            drain.finish()  # another signal makes this shorter
             self._drain, self._over = None, True
             drain.cancel()
             drain.end_broadcasts()
 
     def _on_signal(self, how: str = "", sig: str = "", **_: Any) -> None:
         """Begin or shorten the drain of a worker. In a signal handler: no I/O, no lock."""
-        if self._over:  # the handlers may be another worker's
+        if self._over:  # the handlers may belong to another worker now
             return
-        self._replace_handlers()  # Celery has a new one now for a second SIGINT
+        self._replace_handlers()  # Celery has just installed one for a second SIGINT
         drain = self._drain
         if drain is None:
             return
@@ -210,7 +222,7 @@ class Endings(SQSStep):
         if self._signalled and how == "Warm":
             drain.hurry()
             if (leases := lease_table()) is not None:
-                leases.wake()  # the event loop, which is to end: a signal does not end its wait
+                leases.wake()  # the event loop, which must end: a signal does not interrupt its wait
         elif how == "Cold" or (sig == "SIGINT" and self._at_terminal):
             drain.shorten_polls()
         self._signalled = True
@@ -222,7 +234,7 @@ class Endings(SQSStep):
             self._controller.exitcode = EX_FAILURE
 
     def _on_remote_shutdown(self) -> None:
-        """Take Celery's command `shutdown` for a SIGTERM. The thread of Celery's mailbox."""
+        """Treat Celery's command `shutdown` like a SIGTERM. The thread of Celery's mailbox."""
         cast("Any", state).should_stop = EX_OK
         signals.worker_shutting_down.send(
             sender=self._hostname, sig="remote control", how="Warm", exitcode=EX_OK
@@ -231,8 +243,9 @@ class Endings(SQSStep):
     def _on_close(self) -> None:
         """Begin the drain of a worker that stops, perhaps without a signal of Celery's (SIGHUP). Main thread.
 
-        Running tasks have all their time: the worker may go on as another. Celery forgets the status with
-        which it gives up for lack of descriptors (celery/worker/worker.py: `WorkController.start`).
+        Running tasks may take all the time they need, because the worker may be restarting. Celery forgets
+        the exit status when it gives up for lack of file descriptors (celery/worker/worker.py:
+        `WorkController.start`).
         """
         reason = sys.exc_info()[1]
         if isinstance(reason, WorkerTerminate) and self._controller.exitcode is None:
@@ -240,7 +253,7 @@ class Endings(SQSStep):
         if self._drain is not None and not state.should_terminate:
             _tell_tasks()
             self._drain.begin(math.inf)
-            if self._embedded:  # its process goes on, and its last polls: see `QueueConsumer`
+            if self._embedded:  # its process goes on, and so do its last polls: see `QueueConsumer`
                 self._drain.hurry()
 
     def _replace_handlers(self) -> None:
@@ -253,7 +266,7 @@ class Endings(SQSStep):
                 signal.signal(number, partial(self._on_interrupt, handler))
 
     def _on_interrupt(self, handler: Callable[[int, Any], object], number: int, frame: Any) -> None:
-        """Take the first SIGINT for a SIGTERM: Celery would count it as a failure."""
+        """Treat the first SIGINT like a SIGTERM, because Celery would count it as a failure."""
         handler(number, frame)
         if os.getpid() == self._pid and not self._cold:
             cast("Any", state).should_stop = EX_OK
@@ -262,7 +275,7 @@ class Endings(SQSStep):
         if os.getpid() != self._pid:
             handler(number, frame)
             return
-        if self._drain is None:  # it has not received yet, or has ended: it looks at the flag when it may
+        if self._drain is None:  # the worker doesn't receive yet, or has ended: it checks the flag later
             cast("Any", state).should_terminate = EX_FAILURE
             return
         if self._drain.interrupts_main_thread:
@@ -283,13 +296,13 @@ def _tell_tasks() -> None:
 
 
 def quiet_dependencies() -> None:
-    """Keep boto3 and its libraries to warnings and errors. A worker, once Celery has set up its logging.
+    """Limit boto3 and its libraries to warnings and errors. A worker, after Celery has set up logging.
 
-    Celery gives the root logger the level of `-l` (celery/app/log.py: `Logging.setup_logging_subsystem`), and
-    a logger without a level of its own takes that. botocore then writes some hundred lines a request at
+    Celery gives the root logger the level of `-l` (celery/app/log.py: `Logging.setup_logging_subsystem`),
+    which loggers without a level of their own inherit. botocore then writes some hundred lines a request at
     DEBUG, and two a client at INFO.
 
-    A level that somebody has set stays. A program that sets up logging in place of Celery decides itself.
+    A level that was set before is kept. If a program sets up logging in place of Celery, nothing is changed.
     """
     if signals.setup_logging.receivers:
         return
@@ -299,10 +312,10 @@ def quiet_dependencies() -> None:
 
 
 def restart_by_module() -> None:
-    """Let Celery restart a worker at SIGHUP that was started by `python -m`. Main thread; repeatable.
+    """Let Celery restart a worker that was started by `python -m` at SIGHUP. Main thread; repeatable.
 
-    Celery runs `sys.argv` again. That of `python -m celery` begins with the path of Celery's `__main__.py`,
-    which Python cannot run by its path (celery/apps/worker.py: `_reload_current_worker`).
+    Celery runs `sys.argv` again. With `python -m celery` it begins with the path of Celery's `__main__.py`,
+    which Python can't run by its path (celery/apps/worker.py: `_reload_current_worker`).
     """
     handler: Any = signal.getsignal(signal.SIGHUP)
     by_module = getattr(sys.modules["__main__"], "__spec__", None) is not None
@@ -311,7 +324,7 @@ def restart_by_module() -> None:
 
     def restart(*args: Any) -> None:
         handler(*args)
-        atexit.register(restore_command_line)  # called before the hook that Celery has registered
+        atexit.register(restore_command_line)  # runs before the hook that Celery has registered
 
     def restore_command_line() -> None:
         sys.argv[:] = sys.orig_argv[1:]

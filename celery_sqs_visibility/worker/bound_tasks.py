@@ -1,10 +1,10 @@
-"""A worker's tasks, bound to requests of ours: a class of requests for each task.
+"""A worker's tasks, bound to our requests: a class of requests for each task.
 
-The class is put together of the features that the task uses, so that a message pays for no others. As Celery
-does (celery/worker/request.py: `create_request_cls`), it takes some of its task's settings as they are when
+The class is composed of the features that the task uses, so that a message doesn't pay for others. Like
+Celery (celery/worker/request.py: `create_request_cls`), it reads some of the task's settings only once, when
 the worker binds it.
 
-Celery makes its own classes of `task.Request` at each of the worker's connections and at `pool_restart`
+Celery makes its own classes of `task.Request` whenever the worker connects and at `pool_restart`
 (celery/worker/consumer/consumer.py: `Consumer.update_strategies`). A task that is registered later has no
 strategy, and is unknown until then.
 """
@@ -27,7 +27,7 @@ from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.settings import refuse_on_other_tasks
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.batches import BatchedRequest, has_own_strategy
-from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest, open_key_leases
+from celery_sqs_visibility.worker.exclusive_request import ExclusiveRequest, open_key_leases, open_store
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.visibility_request import VisibilityRequest, WatchedRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
@@ -36,7 +36,7 @@ logger = get_logger(__name__)
 
 
 class BoundTasks:
-    """Binds a consumer's tasks to requests of ours, later ones when Celery learns of them. Main thread."""
+    """Binds a consumer's tasks to our requests, later tasks when Celery learns of them. Main thread."""
 
     def __init__(self, consumer: Any, worker: WorkerContext, context: BrokerContext) -> None:
         self._consumer = consumer
@@ -47,20 +47,21 @@ class BoundTasks:
         worker.when_lost = context.options.when_lost
 
     def bind(self) -> None:
-        """Bind all tasks, before the worker consumes, and from now on any later task.
+        """Bind all tasks before the worker consumes, and later ones from now on.
 
         Raises:
-            ImproperlyConfigured: a task cannot be run as it says.
+            ImproperlyConfigured: a task can't run with its settings.
         """
         tasks = self._consumer.app.tasks.values()
         refuse_on_other_tasks(tasks)
         take_events(self._consumer.app, self._context)
         self._open_keys(tasks)
+        self._open_brakes(tasks)
         self._bind(tasks)
         self._update_strategies = replace_update_strategies(self._consumer, self.update_strategies)
 
     def update_strategies(self) -> None:
-        """Bind the tasks that are new. A task that cannot be run stays unknown."""
+        """Bind new tasks. A task that can't run stays unknown to Celery."""
         tasks = self._consumer.app.tasks
         for task in [task for task in tasks.values() if task not in self._bound]:
             self._admit(task)
@@ -72,6 +73,7 @@ class BoundTasks:
         try:
             refuse_on_other_tasks([task])
             self._open_keys([task])
+            self._open_brakes([task])
         except ImproperlyConfigured as error:
             if task.name not in self._refused:
                 logger.error(  # noqa: TRY400 - the error's text says all
@@ -96,6 +98,20 @@ class BoundTasks:
             self._worker.collects = self._worker.collects or has_own_strategy(task)
             self._bound.add(task)
 
+    def _open_brakes(self, tasks: Any) -> None:
+        braked = [task for task in tasks if isinstance(task, VisibilityTask) and task.brake_on]
+        for task in braked:
+            if has_own_strategy(task):
+                sentence = (
+                    f"task {task.name!r} has brake_on={task.brake_on!r}, and collects its messages itself: "
+                    "none could wait. Remove brake_on"
+                )
+                raise shown_in_one_line(ImproperlyConfigured(sentence))
+        if braked and self._worker.waiting is not None and self._worker.brakes is None:
+            from celery_sqs_visibility.worker.brakes import Brakes  # noqa: PLC0415 - few workers have any
+
+            self._worker.brakes = Brakes(self._worker.waiting, self._context, open_store(self._context))
+
     def _open_keys(self, tasks: Any) -> None:
         if self._worker.key_leases is not None:
             return
@@ -106,12 +122,12 @@ class BoundTasks:
 
 
 def bind_request_class(task: Any, worker: WorkerContext) -> None:
-    """Bind a task's requests to their deliveries; a user's own Request class is mixed with ours."""
+    """Bind a task's requests to their deliveries. A user's own Request class is combined with ours."""
     theirs = symbol_by_name(task.Request)
     bound = vars(theirs)
     if bound.get("worker") is worker:
         return
-    if isinstance(bound.get("worker"), WorkerContext):  # made here, for a worker before this one
+    if isinstance(bound.get("worker"), WorkerContext):  # made here, for an earlier worker
         theirs = bound["made_of"]
     ours = VisibilityRequest if isinstance(task, VisibilityTask) else DeliveryRequest
     if issubclass(ours, theirs):
@@ -120,6 +136,7 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
         base = (theirs,) if issubclass(theirs, ours) else (theirs, ours)
     features: list[type] = [BatchedRequest] if has_own_strategy(task) else []
     if isinstance(task, VisibilityTask):
+        features += [braked_requests()] if task.brake_on else []  # first: it must see every end
         features += [ExclusiveRequest] if task.exclusive else []
         features += [WatchedRequest] if task.inactivity_timeout is not None else []
     when_lost = getattr(task, "when_lost", None) or worker.when_lost
@@ -135,11 +152,18 @@ def bind_request_class(task: Any, worker: WorkerContext) -> None:
     )
 
 
+def braked_requests() -> type:
+    """The class that is mixed into requests of tasks with a brake. Imported only if there are any."""
+    from celery_sqs_visibility.worker.braked_request import BrakedRequest  # noqa: PLC0415
+
+    return BrakedRequest
+
+
 def take_events(app: Celery[Any], context: BrokerContext) -> None:
-    """Make tasks of events in the worker's receivers, if a task takes events or there is an adapter.
+    """Let the worker's receivers turn events into tasks, if a task takes events or there is an adapter.
 
     Raises:
-        ImproperlyConfigured: two tasks take the same events, or the adapter cannot be imported.
+        ImproperlyConfigured: two tasks take the same events, or the adapter can't be imported.
     """
     try:
         routes = EventRoutes(

@@ -1,13 +1,13 @@
 """End of a worker: waiting messages are given back at once, those of running tasks when their time is over.
 
 Celery's warm shutdown (celery/worker/worker.py: `WorkController.stop`) waits in the main thread until running
-tasks have ended, and then closes the channel. The drain's thread stops the polls and gives back the messages
-whose runs have not begun. When the time is over, it gives back those that still run, and ends these runs. So
-the main thread has nothing to wait for, and ends as Celery does. The process is killed only if that takes too
-long.
+tasks have ended, and then closes the channel. The drain's thread stops the polls and gives back messages
+whose runs have not begun. When the time is over, it gives back the messages of the remaining runs and ends
+these runs, so that the main thread need not wait and ends as usual. The process is killed only if that takes
+too long.
 
 The process outlives its polls in flight: SQS does not notice that a client is gone, and would hand the next
-message to the open poll.
+message to its open poll.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from celery_sqs_visibility.delivery.event_log import Fields
 from celery_sqs_visibility.delivery.threads import is_main_thread, snapshot, start_thread
 from celery_sqs_visibility.events import DeliveryEvent, Received, Released, log_safely, subscribe
 from celery_sqs_visibility.policy.backoff import MAX_REPLY_GRACE_SECONDS
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 from celery_sqs_visibility.worker.pool_patches import RUN_CODE
 
 logger = get_logger(__name__)
 
-#: Celery's own end may take this long, once no run is waited for: signals, `atexit`, saved state.
+#: How long Celery may take to end once no run is waited for: signals, `atexit`, saved state.
 END_SECONDS: Final = 5.0
 
 #: The process must end this long before a SIGKILL.
@@ -69,10 +69,10 @@ ECS_VARIABLE: Final = "ECS_CONTAINER_METADATA_URI_V4"
 #: Amazon ECS's default `stopTimeout`.
 ECS_STOP_SECONDS: Final = 30
 
-#: Handing back and ending take this long at most.
+#: Handing back messages and ending take at most this long.
 MARGIN_SECONDS: Final = 2
 
-#: Runs have all but this of a known grace period, unless the option is set.
+#: The time of runs is a known grace period less this, unless the option is set.
 RESERVE_SECONDS: Final = 5
 
 
@@ -86,8 +86,8 @@ class Drain:
         self._controller = consumer.controller
         self._context: BrokerContext = consumer.connection.transport.context
         self._timeout, self._grace = shutdown_times(self._context.options.shutdown_timeout)
-        # Whether to drain, or to end the thread. A signal handler may put while the same thread is putting:
-        # this kind of queue allows that.
+        # Whether to drain, or to end the thread. This kind of queue allows a signal handler to put while its
+        # own thread is putting.
         self._orders: SimpleQueue[bool] = SimpleQueue()
         self._began_at: float | None = None  # monotonic instants
         self._runs_until = math.inf  # when the messages of running tasks are handed back
@@ -95,7 +95,7 @@ class Drain:
         self._cold = False
         self._polls_shortened = False
         self._drained = threading.Event()
-        self._handed_back = False  # whether messages of runs were, which their processes may not have read
+        self._handed_back = False  # whether messages of runs were, which processes may not have read yet
         self._runs = LastRuns()
         self._owns_process = True  # and may end it
         self._cancelled = False
@@ -113,13 +113,13 @@ class Drain:
             raise RuntimeError("cannot start the thread that shuts down")
 
     def begin(self, timeout: float | None = None, *, cold: bool = False) -> None:
-        """Begin, or shorten the time that is left; no call prolongs it. In a signal handler.
+        """Begin the drain, or shorten the time that is left; no call prolongs it. In a signal handler.
 
         Args:
-            timeout: seconds from now that running tasks have; by default see `shutdown_times`.
-            cold: end all runs then, those acknowledged early too, with the status of a failure.
-
-        Without an end (`math.inf`) no run is ended.
+            timeout: seconds from now that running tasks have, by default those of `shutdown_times`. With
+                `math.inf` no run is ended.
+            cold: then end all runs, including those acknowledged early, and exit with the status of a
+                failure.
         """
         now = SYSTEM_CLOCK.monotonic()
         self._runs_until = min(self._runs_until, now + (self._timeout if timeout is None else timeout))
@@ -129,11 +129,11 @@ class Drain:
         self._orders.put(True)
 
     def shorten_polls(self) -> None:
-        """Wait for polls in flight for a moment only. In a signal handler."""
+        """Wait only briefly for polls in flight. In a signal handler."""
         self._polls_shortened = True
 
     def hurry(self) -> None:
-        """Wait neither for polls nor, beyond the time of all runs, for runs that were acknowledged early.
+        """Don't wait for polls, nor, beyond the time of all runs, for runs that were acknowledged early.
 
         In a signal handler.
         """
@@ -145,33 +145,33 @@ class Drain:
         return self._runs.interrupts
 
     def finish(self) -> None:
-        """Wait for polls in flight, and for what follows from them. Main thread, after the pool has ended."""
+        """Wait for polls in flight and their messages. Main thread, after the pool has ended."""
         if self._began_at is None:
             return
-        # Those of tasks, too, which have all ended.
+        # Including consumers inside tasks: all tasks have ended.
         queue_consumers = snapshot(self._context.receiving.queue_consumers)
         for queue_consumer in queue_consumers:
             queue_consumer.stop_polling()
         self._wait_for_polls(queue_consumers, self._polls_until)
-        # No run is left that would settle the messages held now: the channel gives back what Celery has.
+        # No run is left that would settle held messages: the channel gives back what Celery has.
         while not self._drained.is_set() and not any(each.held() for each in queue_consumers):
             self._drained.wait(RECHECK_SECONDS)
-        # A process that ended after its last task has not read these, and the pool starts no other.
+        # A process that ended after its last task has not read these, and the pool starts no new one.
         held = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.held()]
         unread = [each for each in held if each.state is State.DISPATCHED and each.settle(RELEASE)]
         if unread:
             logger.info("shutdown: %s given back that no process had begun", _messages(len(unread)))
 
     def end_broadcasts(self) -> None:
-        """Delete the worker's Broadcast queues; its control queue as the process ends. After `finish`.
+        """Delete the worker's Broadcast queues now, and its control queue when the process ends.
 
-        Main thread.
+        Main thread, after `finish`.
         """
         self._context.end_broadcasts()
         self._context.end_control_first()
 
     def cancel(self) -> None:
-        """End the thread, unless it has ended runs: the worker has stopped."""
+        """End the thread because the worker has stopped, unless it has ended runs."""
         self._cancelled = True
         self._orders.put(False)
 
@@ -193,7 +193,7 @@ class Drain:
             released.forget()
 
     def _drain(self, queue_consumers: list[QueueConsumer], released: _ReleasedMessages) -> None:
-        """Settle everything."""
+        """Stop the polls, then give back or settle everything that is held."""
         left = self._left()
         time_left = f"{round(left, 1):g} s" if math.isfinite(left) else "as long as they take"
         logger.info("shutdown: no more polls; running tasks have %s", time_left)
@@ -204,20 +204,22 @@ class Drain:
         count = sum(map(released.has, given_back))
         logger.info("shutdown: %s given back that had not begun", _messages(count))
         self._wait_for_polls(queue_consumers, lambda: min(self._polls_until(), self._runs_until))
-        given_back += _give_back_unstarted(queue_consumers)  # brought by a poll just before it stopped
+        given_back += _give_back_unstarted(queue_consumers)  # received by a poll just before it stopped
         self._wait_for_runs(queue_consumers)
         if (release_keys := self._context.release_keys) is not None:
+            if self._left() <= 0:
+                self._runs.end_exclusive()
             release_keys()  # before another worker can have the messages
         orphans = [delivery for queue_consumer in queue_consumers for delivery in queue_consumer.hand_back()]
         self._handed_back = bool(orphans)
         _log_outcome(given_back, orphans, released)
 
     def _end_runs(self) -> None:
-        """End the runs whose messages were handed back, and those acknowledged early when time is over."""
+        """End the runs whose messages were handed back; when time is over, those acknowledged early, too."""
         runs = self._runs
-        # Those left have lost their messages, or are there after an error.
+        # The remaining runs have lost their messages, or remain after an error.
         while (left := self._left()) > 0 and runs.acknowledged_late():
-            _sleep(min(left, RECHECK_SECONDS))
+            sleep(min(left, RECHECK_SECONDS))
         runs.end_acknowledged_late()
         if early := len(runs.acknowledged_early()):
             logger.info("shutdown: waiting for runs that were acknowledged when they began: %d", early)
@@ -225,7 +227,7 @@ class Drain:
             if (left := self._early_until - SYSTEM_CLOCK.monotonic()) <= 0:
                 runs.end_acknowledged_early()
             else:
-                _sleep(min(left, RECHECK_SECONDS))
+                sleep(min(left, RECHECK_SECONDS))
             runs.end_acknowledged_late()
         if runs.any_ended:
             self._end_consumers_of_tasks()
@@ -235,7 +237,7 @@ class Drain:
             self._end_processes()
 
     def _end_processes(self) -> None:
-        """Kill the pool's processes that do not end: Celery would wait for them.
+        """Kill processes of the pool that don't end, because Celery would wait for them.
 
         They are killed at once if they may still read a run that was handed back.
         """
@@ -243,7 +245,7 @@ class Drain:
         while (alive := self._processes()) and not (self._cancelled or self._handed_back):
             if (left := until - SYSTEM_CLOCK.monotonic()) <= 0:
                 break
-            _sleep(min(left, RECHECK_SECONDS))
+            sleep(min(left, RECHECK_SECONDS))
         if alive and not self._cancelled:
             log_safely(logger.warning, "shutdown: killing the pool's processes that do not end: %s", alive)
             _kill(alive)
@@ -253,14 +255,14 @@ class Drain:
         return [each.pid for each in processes_of(self._controller.pool) or [] if each.is_alive()]
 
     def _bound_the_end(self) -> None:
-        """Give Celery's main thread and the interpreter their time to end; then end the process."""
+        """Give Celery's main thread and the interpreter their time to end, then end the process."""
         now = SYSTEM_CLOCK.monotonic()
         sigkill = (self._began_at or now) + self._grace
         until = min(now + END_SECONDS, max(sigkill - BEFORE_SIGKILL_SECONDS, now + RECHECK_SECONDS))
         logger.warning("shutdown: time is up, ending within %.1f s", until - now)
         while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
             self._runs.end_acknowledged_late()
-            _sleep(min(left, RECHECK_SECONDS))
+            sleep(min(left, RECHECK_SECONDS))
         self._end_process()
 
     def _wait_for_polls(self, queue_consumers: list[QueueConsumer], until: Callable[[], float]) -> None:
@@ -281,7 +283,7 @@ class Drain:
             queue_consumer.end_by(self._ends_at, self._polls_until())
 
     def _end_consumers_of_tasks(self) -> None:
-        """Runs are ended, and so are the consumers inside them."""
+        """End the consumers inside tasks, as their runs are ended."""
         workers = snapshot(self._context.receiving.worker_queue_consumers)
         for queue_consumer in set(snapshot(self._context.receiving.queue_consumers)).difference(workers):
             queue_consumer.stop_polling()
@@ -289,21 +291,21 @@ class Drain:
             queue_consumer.hand_back()
 
     def _polls_until(self) -> float:
-        """The monotonic instant until which polls in flight are waited for. SQS has answered by then."""
+        """The monotonic instant until which to wait for polls in flight. SQS has answered by then."""
         longest = self._context.options.longest_poll + MAX_REPLY_GRACE_SECONDS
         seconds = POLLS_IN_FLIGHT_SECONDS if self._polls_shortened else longest
         return min((self._began_at or 0.0) + seconds, self._ends_at, self._hurried_at)
 
     @property
     def _early_until(self) -> float:
-        """The monotonic instant until which runs that were acknowledged early are waited for."""
+        """The monotonic instant until which to wait for runs that were acknowledged early."""
         if self._cold or math.isfinite(self._hurried_at):
             return self._runs_until
         return (self._began_at or 0.0) + max(0.0, self._grace - EARLY_BEFORE_SIGKILL_SECONDS)
 
     @property
     def _ends_at(self) -> float:
-        """The monotonic instant by which the process is to end: a cold shutdown gives runs less time."""
+        """The monotonic instant by which the process should end: a cold shutdown gives runs less time."""
         if not self._cold:
             return self._runs_until
         return max(self._runs_until, (self._began_at or 0.0) + POLLS_IN_FLIGHT_SECONDS)
@@ -312,9 +314,9 @@ class Drain:
         return max(0.0, self._runs_until - SYSTEM_CLOCK.monotonic())
 
     def _end_process(self) -> None:
-        """Celery's main thread hangs in something, or the interpreter: end this process, and its children."""
+        """End this process and its children, because Celery's main thread or the interpreter hangs."""
         logger.error("shutdown: the worker does not end in time: what it still does is cut off")
-        # The pool's, and an embedded beat's.
+        # The children of the pool and of an embedded beat.
         _kill([child.pid for child in active_children() if child.pid])
         if self._controller.pidlock:
             self._controller.pidlock.release()
@@ -327,19 +329,19 @@ class Drain:
         deleting = start_thread(delete_queues, "sqs-end-queues")
         if deleting is not None:
             deleting.join(1.5)
-        # Not sys.exit: the main thread, or one for which it waits, cannot be made to end.
+        # Not sys.exit: the main thread, or one it waits for, can't be made to end.
         os._exit(EX_FAILURE if self._cold else EX_OK)
 
 
 class _ReleasedMessages:
-    """The messages that SQS confirmed as released and that did not come back here. Any thread."""
+    """Messages that SQS confirmed as released, and that this process did not receive again. Any thread."""
 
     def __init__(self) -> None:
         self._released: set[tuple[str, str]] = set()
         self.forget = subscribe(self._on_event)
 
     def has(self, delivery: Delivery) -> bool:
-        """Whether that delivery's message is one of them."""
+        """Whether the delivery's message is one of them."""
         return (delivery.queue.name, delivery.facts.message_id) in self._released
 
     def _on_event(self, event: DeliveryEvent) -> None:
@@ -354,10 +356,6 @@ def _give_back_unstarted(queue_consumers: list[QueueConsumer]) -> list[Delivery]
     return [delivery for each in queue_consumers for delivery in each.give_back_unstarted()]
 
 
-def _sleep(seconds: float) -> None:
-    threading.Event().wait(seconds)
-
-
 def _kill(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -369,7 +367,7 @@ def _messages(count: int) -> str:
 
 
 def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: _ReleasedMessages) -> None:
-    """Log which runs are orphaned, and what could not be given back because SQS does not answer."""
+    """Log the orphaned runs, and messages that could not be given back because SQS does not answer."""
     for orphan in orphans:
         facts = orphan.facts
         fields = Fields(task=facts.task, task_id=facts.task_id, message_id=facts.message_id)
@@ -389,21 +387,21 @@ def _log_outcome(given_back: list[Delivery], orphans: list[Delivery], released: 
 
 
 def _in_a_thread(act: Callable[[], None]) -> None:
-    """Call it in a thread of its own, or here if the system has none: eventlet waits for a greenlet's end."""
+    """Call `act` in a thread of its own, or here if the system refuses one. It may block under eventlet."""
     if start_thread(act, "sqs-end-run") is None:
         act()
 
 
 class LastRuns:
-    """The runs that go on when a worker's time is up. Each is ended, or left. The drain's thread.
+    """The runs that go on when a worker's time is up. Each is ended or abandoned. The drain's thread.
 
-    Processes and greenlets are killed. Threads cannot be: neither the pool nor the interpreter waits for them
-    any longer. The main thread of a solo pool is interrupted by a signal, whose handler raises
-    `WorkerShutdown` in the run; Celery's tracer lets that pass.
+    Processes and greenlets are killed. Threads can't be: the pool and the interpreter stop waiting for them.
+    The main thread of a solo pool is interrupted by a signal, whose handler raises `WorkerShutdown` in the
+    run; Celery's tracer lets that pass.
 
     Args:
-        active: the requests of all runs.
-        call: calls what ends a run, which may take long.
+        active: returns the requests of all runs.
+        call: calls a function that ends a run, which may take long.
     """
 
     def __init__(
@@ -413,14 +411,14 @@ class LastRuns:
     ) -> None:
         self._active = active
         self._call = call
-        self._postponed = False  # whether a run was at its end, and so is ended a moment later
-        self._ended: set[int] = set()  # ids of requests, which stay in Celery's state until the process ends
-        self.interrupts = False  # whether the main thread's run is to end; signal handlers look at it
+        self._postponed = False  # whether a run was publishing its chord, and is ended a moment later
+        self._ended: set[int] = set()  # ids of requests, which Celery's state keeps until the process ends
+        self.interrupts = False  # whether the main thread's run must end; read by signal handlers
         self._interrupt_at = 0.0  # not before this monotonic instant
 
     @property
     def any_ended(self) -> bool:
-        """Whether a run was ended or left. Celery might still wait for it."""
+        """Whether a run was ended or abandoned, so that Celery might still wait for it."""
         return bool(self._ended) or self._postponed
 
     def acknowledged_early(self) -> list[Any]:
@@ -433,9 +431,9 @@ class LastRuns:
         return [each for each in self._active() if not _is_acknowledged_early(each)]
 
     def end_acknowledged_late(self) -> None:
-        """End them: other workers have their messages now.
+        """End the runs whose messages other workers may have by now.
 
-        Called again, it ends those that began since, and interrupts the main thread if its run still unwinds.
+        Repeated calls end runs that began meanwhile, and interrupt the main thread while its run unwinds.
         """
         for request in self.acknowledged_late():
             self._end(request)
@@ -443,8 +441,15 @@ class LastRuns:
             self._interrupt_at = now + UNWIND_SECONDS
             _interrupt_main_thread()
 
+    def end_exclusive(self) -> None:
+        """Kill the processes of exclusive tasks, before other workers may have their keys."""
+        for request in self.acknowledged_late():
+            if getattr(request, "is_killed_before_its_key_is_free", False):
+                self._ended.add(id(request))
+                request.end_in_shutdown()
+
     def end_acknowledged_early(self) -> None:
-        """End them too: they are lost. `end_acknowledged_late` interrupts the main thread."""
+        """End the runs that were acknowledged early, except one on the main thread. They are lost."""
         for request in self.acknowledged_early():
             fields = Fields(task=request.name, task_id=request.id)
             log_safely(
@@ -464,14 +469,14 @@ class LastRuns:
         self._ended.add(id(request))
         if getattr(request, "is_on_main_thread", False):
             self.interrupts, self._interrupt_at = True, 0.0
-        elif (end := getattr(request, "end_in_shutdown", None)) is not None:  # or it is none of ours
+        elif (end := getattr(request, "end_in_shutdown", None)) is not None:  # otherwise it isn't ours
             self._call(end)
 
 
 def may_interrupt(frame: FrameType | None) -> bool:
     """Returns whether this thread's frame is within a run of a pool without processes.
 
-    A run that may be publishing the body of its chord is not interrupted. In a signal handler.
+    False for a run that may be publishing the body of its chord. In a signal handler.
     """
     if is_at_end(threading.get_ident()):
         return False
@@ -488,16 +493,16 @@ def _is_acknowledged_early(request: Any) -> bool:
 
 
 def _interrupt_main_thread() -> None:
-    """Interrupt the run on the main thread by SIGQUIT: its handler is that of `bootsteps.Endings`."""
+    """Interrupt the run on the main thread by SIGQUIT, which `bootsteps.Endings` handles."""
     main = threading.main_thread().ident
-    if main is not None and callable(signal.getsignal(signal.SIGQUIT)):  # or the process would be killed
+    if main is not None and callable(signal.getsignal(signal.SIGQUIT)):  # otherwise it kills the process
         signal.pthread_kill(main, signal.SIGQUIT)
 
 
 def shutdown_times(stated: float | None) -> tuple[float, float]:
-    """Seconds from SIGTERM to the end of runs, and to SIGKILL, infinite if that is not known.
+    """Seconds from SIGTERM to the end of runs, and to SIGKILL; infinity if that is unknown.
 
-    Warns if `stated`, of the option, is too long for the grace period.
+    `stated` is the option. Warns if it is too long for the grace period.
     """
     grace, reason = grace_period()
     timeout = time_of_runs(stated, grace)
@@ -514,7 +519,7 @@ def shutdown_times(stated: float | None) -> tuple[float, float]:
 
 
 def time_of_runs(stated: float | None, grace: float) -> float:
-    """Seconds that runs have after SIGTERM: as `stated`, or all but a reserve of the grace period."""
+    """Seconds that runs have after SIGTERM: as `stated`, or the grace period less a reserve."""
     if stated is not None:
         return stated
     known = grace if math.isfinite(grace) else ECS_STOP_SECONDS  # Kubernetes' default is the same
@@ -522,7 +527,7 @@ def time_of_runs(stated: float | None, grace: float) -> float:
 
 
 def grace_period() -> tuple[float, str]:
-    """Seconds from SIGTERM to SIGKILL, infinite if not known, and the source as a clause."""
+    """Seconds from SIGTERM to SIGKILL, infinity if unknown, and a clause that names the source."""
     seconds = os.environ.get(GRACE_VARIABLE)
     if seconds:
         try:

@@ -1,11 +1,11 @@
-"""Request of an exclusive task: it names the key, and settles a message whose run did not take place."""
+"""Request of an exclusive task: finds its key, and settles the message if the run could not take place."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import ImproperlyConfigured
@@ -37,6 +37,9 @@ from celery_sqs_visibility.worker.visibility_request import (
     VisibilityRequest,
 )
 
+if TYPE_CHECKING:
+    from celery_sqs_visibility.stores.guarded import GuardedStore
+
 logger = get_logger(__name__)
 
 
@@ -44,10 +47,12 @@ class ExclusiveRequest(VisibilityRequest):
     """Mixed into the requests of exclusive tasks."""
 
     _key_lease: KeyLease | None = None
-    #: The attempts that messages before this one have used up.
+    #: The attempts used up by earlier messages of the task.
     _retries_before = 0
-    #: Whether its receives, and the result backend, say that no attempts are left: see `Ownership`.
+    #: Whether, by its receives and the result backend, no attempts are left: see `Ownership`.
     _seems_spent = False
+    #: Seconds until the key of a run whose child can't release it is released, once its state is stored.
+    _key_delay: float | None = None
 
     def on_failure(
         self,
@@ -55,23 +60,26 @@ class ExclusiveRequest(VisibilityRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Settle a run that ended with an exception, or did not begin."""
+        """Settle a run that ended with an exception, or that could not begin."""
         lease = None if self.delivery is None else self.delivery.lease
         if lease is not None and (retries := lease.retries) is not None:
-            # The key says how many attempts came before: some receives were none.
+            # The store of the key knows how many attempts came before: some receives were none.
             self.request_dict["retries"] = self.context.retries = retries
         exc = exception_of(exc_info)
-        if not return_ok:  # a child that reports has released it
-            self.release_key(KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0)
         if self.delivery is None or not isinstance(exc, NotRun):
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            if not return_ok:  # otherwise the child has released the key
+                self._key_delay = KILLED_WITHIN_SECONDS / 2 if isinstance(exc, KILLED_AFTERWARDS) else 0.0
+            try:
+                return super().on_failure(exc_info, send_failed_event, return_ok)
+            finally:
+                self._release_lost_key()
         state.task_ready(self)
         with self._settled_if_it_raises():
             self._settle_unrun(exc.why)
         return None
 
     def dispatch(self) -> bool:
-        """Let the message wait while the store does not answer; it takes no process."""
+        """Let the message wait while the store does not answer, without using a process."""
         if not (error := self._store_error):
             return super().dispatch()
         state.task_ready(self)
@@ -79,18 +87,39 @@ class ExclusiveRequest(VisibilityRequest):
         return False
 
     def release_key(self, delay: float) -> None:
-        """Release the key of a run that is gone, or will be after that many seconds."""
+        """Release the key of a run that has ended, or will have ended after that many seconds."""
         if self._key_lease is not None and self.worker.key_leases is not None:
             self.worker.key_leases.release(self._key_lease, delay)
 
+    def _come_back(self, delay: float | None, error: str) -> None:
+        self._release_lost_key()  # before the message, whose next run needs it
+        super()._come_back(delay, error)
+
+    def _release_lost_key(self) -> None:
+        """Release the key of a lost run, whose state is stored: a duplicate with its task id may start."""
+        if self._key_delay is not None:
+            self.release_key(self._key_delay)
+            self._key_delay = None
+
+    @property
+    def is_killed_before_its_key_is_free(self) -> bool:
+        """Whether a shutdown kills the run before it releases the key. Threads and greenlets may go on."""
+        return self.worker.has_processes
+
+    def end_in_shutdown(self) -> None:
+        """End the run in a shutdown. The key of a killed process is free at once."""
+        super().end_in_shutdown()
+        if self.is_killed_before_its_key_is_free:
+            self.release_key(0.0)
+
     def cancel(self, pool: Any, signal: Any = None, *args: Any, **options: Any) -> None:
-        """End the run, as Celery does without a connection."""
+        """End the run, as Celery does when the connection is lost."""
         super().cancel(pool, signal, *args, **options)
-        if self.already_cancelled:  # else its pool cannot end it
+        if self.already_cancelled:  # otherwise its pool can't end it
             self.release_key(KILLED_WITHIN_SECONDS)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """End the run because it was revoked, now or when it begins."""
+        """End the run because it was revoked; if it has not begun, when it begins."""
         super().terminate(pool, signal)
         if self.time_start is not None:
             self.release_key(KILLED_WITHIN_SECONDS)
@@ -104,7 +133,7 @@ class ExclusiveRequest(VisibilityRequest):
         super()._describe(delivery)
 
     def _may_run_still(self) -> bool:
-        """Whether there are keys: a run that gets its key knows that the run before is over."""
+        """Whether there are keys: a run that gets its key knows that the run before it is over."""
         self._seems_spent = self.worker.key_leases is not None
         return self._seems_spent
 
@@ -115,7 +144,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     @property
     def _store_error(self) -> str:
-        """Why its key cannot be acquired, as far as is known; empty without a key."""
+        """Why the key can't be acquired, as far as is known; empty if it can, or without a key."""
         if self.worker.key_leases is None or self.delivery is None:
             return ""
         error = self.worker.key_leases.store.error
@@ -123,7 +152,7 @@ class ExclusiveRequest(VisibilityRequest):
 
     @cached_property
     def _ownership(self) -> Ownership:
-        """The key and the name of this run. Calls the user's code, whose error becomes the run's."""
+        """The key, and the name of this run. Calls the user's code; its error becomes the run's error."""
         ownership: Ownership = {
             "key": "",
             "owner": "",
@@ -132,7 +161,7 @@ class ExclusiveRequest(VisibilityRequest):
             "spent": self._seems_spent,
         }
         run_id = self.id
-        if self.delivery is not None and self.message.is_broadcast:  # its copies share the task's id
+        if self.delivery is not None and self.message.is_broadcast:  # all copies have the task's id
             run_id = f"{self.id}@{self.delivery.queue.name}"
         try:
             key = exclusive_key(self.task, run_id, self.args, self.kwargs)
@@ -156,8 +185,8 @@ class ExclusiveRequest(VisibilityRequest):
                 self.log(logger.info, skipped, key, key=key, outcome="skipped")
                 self.tell_skipped(f"its key {key!r} was processed before")
                 self._warn_of_canvas()
-                # The only end that monitors take for a run that began: they show REVOKED, not STARTED for
-                # ever, and of a task with an earlier success that success (celery/events/state.py).
+                # The only end that monitors accept for a run that began: they show REVOKED instead of STARTED
+                # for ever, or SUCCESS if the task succeeded before (celery/events/state.py).
                 self.send_event("task-revoked", terminated=False, signum=None, expired=False)
                 self.note_outcome("skipped")
                 self.settle(Delete())
@@ -167,7 +196,7 @@ class ExclusiveRequest(VisibilityRequest):
                 seconds = seconds_to_wait(left)
                 waits = "Task %s[%s] waits for %s s, and was not run: its key %r is processed elsewhere"
                 self.log(logger.info, waits, seconds, key, key=key, outcome="waits", seconds=seconds)
-                # An earlier run of the message settles it, and its attempts go on with it: no copy.
+                # An earlier run of the same message settles it and continues its attempts: no copy.
                 own = message_of(owner) == self._message_id
                 self._wait(seconds, None if own else self._copy(seconds))
             case Unanswered(error, since):
@@ -186,14 +215,14 @@ class ExclusiveRequest(VisibilityRequest):
         self._wait(seconds, copy)
 
     def _warn_of_canvas(self) -> None:
-        """Warn of a skipped duplicate within a canvas: its result stays as it is."""
+        """Warn of a skipped duplicate in a canvas, which does not continue. Its result stays as it is."""
         parts = [name for name in ("chord", "group", "chain") if self.context.get(name)]
-        if parts and self.task.exclusive is not True:  # with its id for a key the task itself has run
+        if parts and self.task.exclusive is not True:  # if the id is the key, the task itself has run
             stops = "Task %s[%s] was skipped, and the %s that it is part of does not go on from it"
             self.log(logger.warning, stops, parts[0])
 
     def _copy(self, seconds: int) -> Forward | None:
-        """A copy that waits that long, if possible: its receives count as no attempts."""
+        """A copy that waits for that time, if possible: its receives don't count as attempts."""
         eta, hidden = SYSTEM_CLOCK.wall() + seconds, Hide(seconds, Why.KEY)
         return self.message.renewal(eta, self._published_retries, hidden)
 
@@ -202,19 +231,28 @@ class ExclusiveRequest(VisibilityRequest):
         self.settle(copy or Hide(seconds, Why.KEY))
 
 
-def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
-    """Open the keys of a worker that has exclusive tasks; the caller starts them. No request, no thread.
+def open_store(context: BrokerContext) -> GuardedStore | None:
+    """Open the coordination store, if the options name one. Makes no request.
 
     Raises:
-        ImproperlyConfigured: there is no store, or it cannot be opened.
+        ImproperlyConfigured: it can't be opened.
+    """
+    try:
+        return context.coordination_store
+    except OptionError as error:
+        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
+
+
+def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases | None:
+    """Open the keys of a worker with exclusive tasks. The caller starts them. No request, no thread.
+
+    Raises:
+        ImproperlyConfigured: there is no store, or it can't be opened.
     """
     exclusive = [task for task in tasks if isinstance(task, VisibilityTask) and task.exclusive]
     if not exclusive:
         return None
-    try:
-        store = context.coordination_store
-    except OptionError as error:
-        raise shown_in_one_line(ImproperlyConfigured(str(error))) from None
+    store = open_store(context)
     if store is None:
         sentence = (
             f"task {exclusive[0].name!r} is exclusive, and no store is named for its keys: set the transport "
@@ -222,5 +260,5 @@ def open_key_leases(context: BrokerContext, tasks: Iterable[Any]) -> KeyLeases |
         )
         raise shown_in_one_line(ImproperlyConfigured(sentence))
     if (leases := lease_table()) is not None:
-        store.follow(leases.tell_of_store)  # the pool's processes wait no more for what this one has given up
-    return KeyLeases(store, pump=context.pump)
+        store.follow(leases.tell_of_store)  # so that the pool's processes need not find out by waiting
+    return KeyLeases(store, context.pump)

@@ -1,9 +1,10 @@
-"""What a worker holds, for people: each message's state, and what the worker's end would do to it now."""
+"""The messages a worker holds, for operators: their state, and what the worker's end would do to them."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from celery_sqs_visibility.core.delivery import Delivery, State, Wait
@@ -12,46 +13,50 @@ _WAITS: Final = {Wait.PAYLOAD: "payload", Wait.START: "eta or rate", Wait.FAR_ST
 
 
 class Fate(enum.Enum):
-    """What a signal to the worker would lead to."""
+    """What ending the worker with a signal would do to a message."""
 
     ENDS = "ends in time"
-    SENT_ON = "sent on"  # a copy or a dead letter takes its place
-    GIVEN_BACK = "given back"  # it has not begun
+    SENT_ON = "sent on"  # a copy or a dead letter replaces it
+    GIVEN_BACK = "given back"  # it has not started
     RUNS_AGAIN = "runs again"
-    DEAD_LETTER = "dead letter"  # SQS moves it, instead of handing it out once more
+    DEAD_LETTER = "dead letter"  # SQS moves it instead of handing it out again
     LOST = "lost"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a worker is asked, and how long its runs may take.
+    """The time of the question, and how long the worker's runs may take.
 
     Attributes:
         monotonic: now.
         wall: the same instant, in seconds since the epoch.
         runs_have: seconds that runs have after SIGTERM.
-        usual: seconds that a run lasted lately, on average; `None` if unknown.
+        usual: recent average duration of a run, in seconds; `None` if unknown.
+        paused: names of paused tasks.
+        braked: by task, the name of its brake, if that is not off.
     """
 
     monotonic: float
     wall: float
     runs_have: float
     usual: float | None = None
+    paused: Collection[str | None] = ()
+    braked: Mapping[str, str] = field(default_factory=dict)
 
     def epoch(self, instant: float) -> float:
-        """The monotonic instant in seconds since the epoch."""
+        """Convert a monotonic instant to seconds since the epoch."""
         return round(self.wall + instant - self.monotonic, 3)
 
 
 def begun_at(delivery: Delivery, at: Moment) -> float:
-    """When it began, or was received: what is held longest comes first by this."""
+    """When it started, or was received, in seconds since the epoch: the key to sort the oldest first."""
     return delivery.facts.received if delivery.began is None else at.epoch(delivery.began)
 
 
 def described(delivery: Delivery, at: Moment, time_limit: float | None = None) -> dict[str, Any]:
-    """The facts of a held message, or of a run whose message was deleted when it began.
+    """The facts of a held message, or of a run whose message was deleted when the run began.
 
-    `time_limit` is the run's own, in seconds, where the pool keeps it. Times are in seconds since the epoch.
+    `time_limit` is the run's, in seconds, if the pool enforces it. Times are in seconds since the epoch.
     """
     facts = delivery.facts
     return {
@@ -64,7 +69,7 @@ def described(delivery: Delivery, at: Moment, time_limit: float | None = None) -
         "receive_count": facts.receive_count,
         "receives_left": delivery.receives_left,
         "state": (delivery.state if delivery.held else State.RUNNING).name.lower(),
-        "waits_for": _WAITS[delivery.wait] if delivery.wait else None,
+        "waits_for": _waits_for(delivery, at),
         "received": facts.received,
         "began": None if delivery.began is None else at.epoch(delivery.began),
         "lease_ends": at.epoch(delivery.deadline) if delivery.held else None,
@@ -75,8 +80,17 @@ def described(delivery: Delivery, at: Moment, time_limit: float | None = None) -
     }
 
 
+def _waits_for(delivery: Delivery, at: Moment) -> str | None:
+    if delivery.wait in {Wait.START, Wait.FAR_START}:
+        if delivery.facts.task in at.paused:
+            return "resume"
+        if (brake := at.braked.get(delivery.facts.task or "")) is not None:
+            return f"brake {brake!r}"
+    return _WAITS[delivery.wait] if delivery.wait else None
+
+
 def at_sigterm(delivery: Delivery, at: Moment, time_limit: float | None = None) -> Fate:
-    """What a warm shutdown that began now would do: see `Drain`. A run's own end is an estimate."""
+    """What a warm shutdown (`Drain`) that begins now would do. A run's remaining time is an estimate."""
     if delivery.state is State.COPYING:
         return Fate.SENT_ON
     if delivery.state is State.HELD:
@@ -85,7 +99,7 @@ def at_sigterm(delivery: Delivery, at: Moment, time_limit: float | None = None) 
 
 
 def at_sigkill(delivery: Delivery) -> Fate:
-    """What happens to it, once its lease ends, if the worker is gone now."""
+    """What happens to the message when its lease ends, if the worker dies now."""
     if not delivery.held:
         return Fate.LOST  # it was acknowledged when its run began
     return Fate.RUNS_AGAIN if delivery.may_return else Fate.DEAD_LETTER

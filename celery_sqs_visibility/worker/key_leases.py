@@ -1,8 +1,8 @@
 """Leases of the keys of exclusive tasks, renewed whenever the heartbeat has extended their messages.
 
 A key's lease ends with its message's visibility timeout: when a worker dies, the key is free as soon as
-another worker can have the message. A run whose message is lost goes on, and its key stays leased, so that
-the message's next run waits. So a key is also renewed shortly before its message is lost.
+another worker can receive the message. A run whose message is lost goes on, and keeps its key, so that the
+message's next run waits. So a key is also renewed shortly before its message is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import SQSError, StoreError, UnavailableError
 from celery_sqs_visibility.events import DeliveryEvent, Extended, Lost, Superseded, log_safely, subscribe
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.options import QueueOptions
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.stores.port import ExclusiveStore, Renewal
@@ -33,25 +32,25 @@ logger = get_logger(__name__)
 #: At 5 ms a renewal, two at a time renew 400 a second.
 MAX_IN_FLIGHT: Final = 2
 
-#: A failed renewal is tried again after this part of the time that is left, but not sooner than this.
+#: A failed renewal is tried again after the remaining time divided by this, but not sooner than the floor.
 RETRY_FRACTION: Final = 4
 RETRY_FLOOR_SECONDS: Final = 1.0
 
-#: A key whose message is not extended is renewed this part of the visibility timeout before that ends, or
-#: half a heartbeat interval before: by then the heartbeat has tried.
+#: A key whose message is not extended is renewed before the visibility timeout ends: by the timeout divided
+#: by this, or by half a heartbeat interval if that is less. The heartbeat has been due by then.
 MARGIN_FRACTION: Final = 6
 
-#: How long a shutdown waits until the keys of orphaned runs are released.
+#: How long a shutdown waits for the release of the keys of orphaned runs.
 RELEASE_SECONDS: Final = 1.0
 
 
 @dataclass(eq=False)
 class KeyLease:
-    """The key of a run, which the run's request keeps alive.
+    """The key of a run. The run's request holds the only strong reference.
 
     Attributes:
-        until: the monotonic instant at which the lease ends, as far as it was renewed here.
-        over: whether it is no longer renewed: it was lost, or is to be released.
+        until: the monotonic instant at which the lease ends, according to the last renewal here.
+        over: whether it is no longer renewed, because it was lost or is to be released.
     """
 
     key: str
@@ -62,18 +61,18 @@ class KeyLease:
 
     @property
     def held(self) -> bool:
-        """Whether the run has acquired the key, and not given it up."""
+        """Whether the run has acquired the key and still has it."""
         lease = self.delivery.lease
         return not self.over and lease is not None and lease.holds_key
 
     @property
     def margin(self) -> float:
-        """Seconds before the message's deadline at which no extension is to be waited for any more."""
+        """Seconds before the message's deadline from which an extension is no longer expected."""
         options = self._options
         return min(options.visibility_timeout / MARGIN_FRACTION, (options.heartbeat_interval or math.inf) / 2)
 
     def next_end(self, now: float) -> float:
-        """The monotonic instant until which the lease is to last."""
+        """The monotonic instant until which to renew the lease."""
         delivery = self.delivery
         if delivery.lost or delivery.deadline - now <= self.margin:
             return now + self._options.visibility_timeout
@@ -86,7 +85,7 @@ class KeyLease:
 
 @dataclass(eq=False)
 class KeyBatch:
-    """Leases to be renewed or released together; `lost` are those that other owners have by now."""
+    """Leases to be renewed or released together; in `lost`, those that have other owners by now."""
 
     leases: list[KeyLease]
     lost: list[KeyLease] = field(default_factory=list)
@@ -98,7 +97,7 @@ class KeyBatch:
 class DueLeases:
     """Leases to be renewed or released, the earliest first. Not thread-safe.
 
-    A heap, for thousands of leases. Entries of leases that are gone or were put again are skipped.
+    A heap, because there may be thousands. Entries of leases that are gone or rescheduled are skipped.
     """
 
     def __init__(self) -> None:
@@ -122,13 +121,13 @@ class DueLeases:
             heapq.heapify(self._heap)
 
     def first(self) -> float | None:
-        """The instant at which the earliest falls due."""
+        """The instant at which the earliest lease falls due; `None` if there is none."""
         while self._heap and self._lease(self._heap[0]) is None:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def take(self, now: float) -> list[KeyLease]:
-        """Remove one batch of due leases and return it."""
+        """Take out one batch of due leases."""
         due: list[KeyLease] = []
         while len(due) < BATCH_ENTRIES and self._heap and self._heap[0][0] <= now:
             lease = self._lease(heapq.heappop(self._heap))
@@ -138,20 +137,19 @@ class DueLeases:
         return due
 
     def _lease(self, entry: tuple[float, int, ref[KeyLease]]) -> KeyLease | None:
-        """The lease of an entry that is still valid."""
+        """The lease of an entry, if the entry is still valid."""
         at, _, reference = entry
         lease = reference()
         return lease if lease is not None and self._instants.get(lease) == at else None
 
 
 class KeyLeases:
-    """The work of its lane: see `pump.Work`. Safe to call from any thread, without I/O there."""
+    """The work of the lane that renews keys. Any thread may call it; the lane makes the requests."""
 
-    def __init__(self, store: ExclusiveStore, clock: Clock = SYSTEM_CLOCK, pump: Pump | None = None) -> None:
+    def __init__(self, store: ExclusiveStore, pump: Pump) -> None:
         self.store = store
-        self._clock = clock
-        self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", clock)
-        pump = pump or Pump(clock)
+        self._now = pump.now
+        self._outage = Outage(logger, "renew the keys of exclusive tasks", "*", pump.clock)
         self.lane: Lane[KeyBatch] = pump.lane("renews the keys of exclusive tasks", MAX_IN_FLIGHT, self)
         # Guarded by the lane's lock:
         self._leases: WeakValueDictionary[tuple[str, str], KeyLease] = WeakValueDictionary()
@@ -160,33 +158,33 @@ class KeyLeases:
         self._ends: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Follow the messages' events from now on."""
+        """Subscribe to the messages' events, and start the lane."""
         self._ends = [subscribe(self._on_event, kind) for kind in (Extended, Superseded, Lost)]
         self.lane.start()
 
     def stop(self) -> None:
-        """Follow them no longer."""
+        """Unsubscribe from the messages' events."""
         for end in self._ends:
             end()
 
     def add(self, lease: KeyLease) -> None:
-        """Renew the lease from now on: its run begins."""
+        """Renew the lease from now on, because its run begins."""
         facts = lease.delivery.facts
         with self.lane.lock:
             self._leases[facts.queue, facts.message_id] = lease
             self._renew_at(lease, lease.delivery.deadline - lease.margin)
 
     def release(self, lease: KeyLease, delay: float = 0.0) -> None:
-        """Release the key of a run that is over and could not release it itself."""
+        """Release the key of a run that is over and could not release the key itself."""
         with self.lane.lock:
-            self._release_at(lease, self._clock.monotonic() + delay)
+            self._release_at(lease, self._now() + delay)
 
     def release_all(self) -> None:
-        """Release all keys, within a second, before running tasks are handed back. The thread that drains."""
+        """Release all keys, within a second, before running tasks are handed back. The drain's thread."""
         with self.lane.lock:
             for lease in list(self._leases.values()):
                 if lease.held:
-                    self._release_at(lease, self._clock.monotonic())
+                    self._release_at(lease, self._now())
             self.lane.wait_until(lambda: not self._releasing, RELEASE_SECONDS)
 
     def _release_at(self, lease: KeyLease, at: float) -> None:
@@ -205,7 +203,7 @@ class KeyLeases:
         return KeyBatch(due) if due else None
 
     def send(self, batch: KeyBatch, _since: float) -> BatchResult:
-        now = self._clock.monotonic()
+        now = self._now()
         renewed = [(lease, lease.next_end(now)) for lease in batch.leases if lease.held]
         try:
             for lease in batch.leases:
@@ -227,14 +225,14 @@ class KeyLeases:
             self._outage.failure(next(iter(failed.values())))
         else:
             self._outage.success(since)
-        now = self._clock.monotonic()
+        now = self._now()
         with self.lane.lock:
             for position, lease in enumerate(batch.leases):
                 self._repeat(lease, now, failed=position in failed)
-            # A release that has failed is not repeated: the lease lapses.
+            # A failed release is not repeated: the lease lapses.
             self._releasing.difference_update(batch.leases)
         for lease in batch.lost:
-            if lease.held:  # else its run has ended meanwhile
+            if lease.held:  # otherwise its run has ended meanwhile
                 lease.over = True
                 log_safely(
                     logger.warning,
@@ -245,28 +243,28 @@ class KeyLeases:
                 lease.delivery.tell_lost()
 
     def _repeat(self, lease: KeyLease, now: float, *, failed: bool) -> None:
-        """Renew it again after a failure, or when no extension will ask for it."""
+        """Schedule the next renewal after a failure, or if no extension will trigger it."""
         if not lease.held:
             return
         at = lease.until - lease.margin
         if failed or lease.delivery.lost:
-            # A lost message's key is renewed for the visibility timeout, each time half of it is over.
+            # The key of a lost message is renewed whenever half of the visibility timeout is over.
             pause = (lease.until - now) / (RETRY_FRACTION if failed else 2)
             at = now + max(pause, RETRY_FLOOR_SECONDS)
         self._renew_at(lease, min(at, self._due.get(lease, at)))
 
     def _renew_at(self, lease: KeyLease, at: float) -> None:
-        """Renew or release it at that instant. Under the lane's lock."""
+        """Renew or release the lease at that instant. Under the lane's lock."""
         self._due.put(lease, at)
         self.lane.wake()
 
     def _on_event(self, event: DeliveryEvent) -> None:
-        """A message was extended or lost, or came back while it is held. Any of their threads."""
+        """Handle the extension, loss or repeated receive of a held message. Any thread that emits."""
         facts = event.delivery
         with self.lane.lock:
             lease = self._leases.get((facts.queue, facts.message_id))
             if lease is None or lease.over:
                 return
-            now = self._clock.monotonic()
-            # A key that is not acquired yet is acquired until the deadline.
+            now = self._now()
+            # A key that is not acquired yet will be acquired until the deadline.
             self._renew_at(lease, now if lease.held else lease.delivery.deadline - lease.margin)

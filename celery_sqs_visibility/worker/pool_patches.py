@@ -1,4 +1,4 @@
-"""Runs that Celery's pools forget, or whose ends they do not report."""
+"""Patches of Celery's pools, which forget some runs and don't report how some end."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from celery_sqs_visibility.worker.batches import batch_run_of
 from celery_sqs_visibility.worker.request import DeliveryRequest, GivenBackError
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
-#: How often a pool of threads that ends checks whether a run was left.
+#: How often a thread pool that ends checks for abandoned runs.
 RECHECK_SECONDS: Final = 0.2
 
 
 class ThreadedRun:
-    """A run in a pool without processes, which reports each of its ends to the right callback.
+    """A run in a pool without processes, which reports each end to the right callback.
 
-    The pool loses a run that raises out of Celery's tracer, passes one that ended with a BaseException to the
-    callback for successes, which cannot take it (celery/concurrency/base.py: `apply_target`), and ignores
-    exceptions of callbacks. The message would never be settled, but extended for 12 hours. If the run is lost
-    with the pool's thread, its message is given back (see `delivery.watches`).
+    The pool loses a run that raises out of Celery's tracer. It passes a run that ended with a BaseException
+    to the callback for successes, which fails (celery/concurrency/base.py: `apply_target`). And it ignores
+    exceptions of callbacks. The message would never be settled, but extended for 12 hours. If a run is lost
+    with the pool's thread, its message is given back by `delivery.watches`.
 
-    Nothing runs if the message was given back while it waited in the pool; green pools would print the
-    exception of the request.
+    A message that was given back while it waited in the pool does not run. The callback must not raise then:
+    green pools would print the exception.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ThreadedRun:
             request.delivery.carrier = ref(self)
 
     def accept(self, *args: Any, **kwargs: Any) -> None:
-        """Tell the request that it begins. The run's thread, before the run."""
+        """Tell the request that the run begins. The run's thread, before the run."""
         try:
             if self._accept is not None:
                 self._accept(*args, **kwargs)
@@ -86,7 +86,7 @@ class ThreadedRun:
             self._come_back(exc)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run, if it may; an exception is returned, as from a process pool."""
+        """Run the task, if it may run. An exception is returned, as from a process pool."""
         if self._given_back:
             return None
         try:
@@ -95,7 +95,7 @@ class ThreadedRun:
             return ExceptionInfo()
 
     def end(self, result: Any, *args: Any, **kwargs: Any) -> None:
-        """Tell the request how it ended. The run's thread, after the run."""
+        """Tell the request how the run ended. The run's thread, after the run."""
         if self._given_back:
             return
         try:
@@ -113,41 +113,41 @@ class ThreadedRun:
         self._request.message.come_back(exc)
 
 
-#: Code that is in the frames of every run, in pools without processes.
+#: Code in the frames of every run of a pool without processes.
 RUN_CODE: Final = ThreadedRun.__call__.__code__
 
 
-#: Asked for with each message where queues have an order, and nearly always the same.
+#: Called for each message if queues have an order, nearly always with the same arguments.
 known_slots: Final = lru_cache(maxsize=128)(Slots)
 
 
 def slots_of(consumer: Any, worker: WorkerContext) -> Slots:
-    """Slots of a consumer's worker. Any thread.
+    """The slots of a consumer's worker. Any thread.
 
-    Celery's own prefetch count is no measure: it counts the present processes of a pool that scales, and adds
-    tasks that wait for an ETA, where `worker_eta_task_limit` allows that.
+    Celery's prefetch count can't be used: it counts the current processes of a pool that scales, and includes
+    tasks that wait for an ETA, if `worker_eta_task_limit` allows that.
     """
     number, idle = number_of_slots(consumer), not state.active_requests
-    # kombu 5.5 has no such limit; and there is no QoS until it consumes.
+    # kombu 5.5 has no such limit, and there is no QoS before the worker consumes.
     eta_task_limit = getattr(consumer.qos, "max_prefetch", None)
     return known_slots(number, number * consumer.prefetch_multiplier, eta_task_limit, worker.collects, idle)
 
 
 def number_of_slots(consumer: Any) -> int:
-    """How many tasks a consumer's worker runs at once. Any thread.
+    """The number of tasks that a consumer's worker can run at once. Any thread.
 
-    The most it may run, where Celery scales its pool: Celery adds processes for reserved messages
+    For a pool that Celery scales, this is the maximum: Celery adds processes for reserved messages
     (celery/worker/autoscale.py: `Autoscaler._maybe_scale`).
     """
     pool, autoscaler = consumer.pool, getattr(consumer.controller, "autoscaler", None)
-    # `num_processes` of greenlets was, until 5.7, the number that run. A pool that has stopped has none: it
-    # asks billiard's, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
+    # Until 5.7, `num_processes` of greenlets was the number of running ones. A pool that has stopped has
+    # none: it asks billiard's pool, which is gone (celery/concurrency/prefork.py: `TaskPool.on_stop`).
     number: int = getattr(pool, "num_processes", pool.limit) if pool.uses_semaphore else size_of(pool)
     return number if autoscaler is None else max(number, autoscaler.max_concurrency)
 
 
 def watch_runs(pool: Any, worker: WorkerContext) -> None:
-    """Watch a pool's runs, so that none begins too late, or ends unreported. Main thread."""
+    """Watch a pool's runs, so that none begins too late or ends unreported. Main thread."""
     apply_async, processes = pool.apply_async, worker.has_processes
 
     @wraps(apply_async)
@@ -172,13 +172,13 @@ def watch_runs(pool: Any, worker: WorkerContext) -> None:
             if request is None:
                 raise
             _refuse_unsent(pool, request, exc)
-            raise TaskRevokedError(request.id) from exc  # or the slot would be lost
+            raise TaskRevokedError(request.id) from exc  # otherwise the slot would be lost
 
     replace_apply_async(pool, apply)
 
 
 def _tell_batch(args: Any, options: dict[str, Any], *, processes: bool) -> bool:
-    """Let a batch hear of its run, if these are the arguments of one. Returns whether there is a run."""
+    """If these are the arguments of a batch, prepare its run. Returns whether there is a run."""
     batch = batch_run_of(args)
     if batch is not None:
         # A process gets a copy of the members now; a thread gets these when it begins.
@@ -191,7 +191,7 @@ def _tell_batch(args: Any, options: dict[str, Any], *, processes: bool) -> bool:
 def _report_end(
     request: DeliveryRequest, callback: Callable[..., Any] | None, *args: Any, **kwargs: Any
 ) -> None:
-    """Tell the request that its run is over, then the callback that hears of this end."""
+    """Tell the request that its run is over, then call the pool's callback."""
     request.ended()
     try:
         if callback is not None:
@@ -201,7 +201,7 @@ def _report_end(
 
 
 def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
-    """Refuse a run that cannot be pickled for a process: its arguments are too deep, or memory is short."""
+    """Refuse a run that can't be pickled for a process: its arguments are too deep, or memory is short."""
     for job in Jobs(pool).copy().values():  # billiard would wait for it at the end
         if request_of(job) is request and not was_accepted(job):
             job.discard()
@@ -209,14 +209,14 @@ def _refuse_unsent(pool: Any, request: Any, exc: Exception) -> None:
     if passes(exc):
         request.message.come_back(exc)
         return
-    # Another worker's pool may be of another kind.
+    # Another worker may have another kind of pool.
     request.message.refuse(f"it cannot be sent to a pool process: {exc!r}", others_may=True)
 
 
 def hand_over_requests(consumer: Any) -> None:
-    """Give a consumer's requests to its pool; free the slots of those that cannot be given. Main thread.
+    """Give a consumer's requests to its pool, and free the slots of those that it refuses. Main thread.
 
-    Their messages come back, unless they were revoked.
+    Messages of refused requests come back, unless they were revoked.
     """
     pool = consumer.pool
 
@@ -229,7 +229,7 @@ def hand_over_requests(consumer: Any) -> None:
             if not isinstance(request, DeliveryRequest):
                 raise
             try:
-                state.task_ready(request)  # first: Celery keeps a request until then
+                state.task_ready(request)  # first: until then Celery keeps the request
                 request.message.come_back(exc)
             finally:
                 free_slot()
@@ -238,10 +238,10 @@ def hand_over_requests(consumer: Any) -> None:
 
 
 def one_by_one(release: Callable[[], object]) -> Callable[[], None]:
-    """Free slots one after the other, also where a slot is freed while another one is. Main thread.
+    """Wrap `release` so that slots are freed one after the other, not recursively. Main thread.
 
-    A freed slot goes to the next run that waits for one, within the call that frees it. A run that was
-    revoked or given back meanwhile frees it again, within that call. Some hundred in a row would exceed the
+    A freed slot goes to the next waiting run, within the call that frees it. If that run was revoked or given
+    back meanwhile, it frees the slot again, within the same call. A few hundred in a row would exceed the
     recursion limit, which ends the worker.
     """
     owed = 0
@@ -265,7 +265,7 @@ def one_by_one(release: Callable[[], object]) -> Callable[[], None]:
 
 
 def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
-    """Let a pool of threads and the interpreter end without the runs that were left. Main thread."""
+    """Let a thread pool and the interpreter end without waiting for abandoned runs. Main thread."""
     executor = getattr(pool, "executor", None)
     if executor is None:
         return
@@ -278,12 +278,12 @@ def leave_runs(pool: Any, worker: WorkerContext, controller: Any) -> None:
 
     replace_on_stop(pool, stop)
     if is_main_thread():
-        # Called first, since it is registered last: before those of concurrent.futures, which join.
+        # Registered last, so called first: before the hook of concurrent.futures, which joins threads.
         call_before_threads_are_joined(lambda: _exit_without_runs(worker, controller))
 
 
 def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
-    """End the interpreter if a run is left: it would wait for the run's thread, which cannot be ended."""
+    """Exit if a run was abandoned: the interpreter would wait for its thread, which can't be ended."""
     if not any(thread.ident in worker.left for thread in threading.enumerate()):
         return
     call_exit_hooks()
@@ -296,12 +296,12 @@ def _exit_without_runs(worker: WorkerContext, controller: Any) -> None:
 def flush_only_unsent(pool: Any) -> None:
     """Let a pool forget only runs that were sent to no process. Main thread; idempotent.
 
-    When a consumer ends, also to connect anew, Celery forgets the runs that no process has accepted yet and,
-    in 5.5, all of them. At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
+    When a consumer ends, even to reconnect, Celery forgets the runs that no process has accepted yet and, in
+    5.5, all of them. At a shutdown it also leaves a half-sent run half-sent, because it closes its pool
     first. But a process runs what it was sent, and its message is held.
     """
     flush = pool.flush
-    if flush is None or hasattr(flush, "__wrapped__"):  # there is none without an event loop
+    if flush is None or hasattr(flush, "__wrapped__"):  # `None` without an event loop
         return
     jobs = Jobs(pool)
 

@@ -1,9 +1,9 @@
 """Celery's request of a task whose message is from SQS: the end of the run settles the message.
 
-Celery's main process keeps a `Request` for each message (celery/worker/request.py). `create_request_cls`
-redefines its `on_success` and `execute_using_pool`, so overriding those here would do nothing. The other
-methods run on the main thread in prefork and solo, in the pool's threads or greenlets elsewhere: settling is
-safe from any thread, and does no I/O.
+Celery's main process keeps a `Request` for each message (celery/worker/request.py). Its `on_success` and
+`execute_using_pool` are redefined by `create_request_cls`, so overriding them here would have no effect. The
+other methods run on the main thread in prefork and solo, and in the pool's threads or greenlets elsewhere:
+settling is safe in any thread, and does no I/O.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from celery.worker import state
 from celery_sqs_visibility.contacts.pool import was_told_to_end
 from celery_sqs_visibility.contacts.worker import CeleryRequest
 from celery_sqs_visibility.core.delivery import Delivery
+from celery_sqs_visibility.core.endings import run_end_of
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Settlement, Why
-from celery_sqs_visibility.delivery.endings import measure_run
 from celery_sqs_visibility.delivery.event_log import fields_of, last_request
-from celery_sqs_visibility.events import Finished, Skipped, emit
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.events import DeliveryEnded, Finished, Skipped, emit
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.policy.retries import attempts_made, whole_seconds
 from celery_sqs_visibility.task.chord_end import is_at_end
 from celery_sqs_visibility.task.context import DeliveryContext, SQSDelivery
@@ -55,20 +55,22 @@ DELETE: Final = Delete()
 
 
 class GivenBackError(TaskRevokedError):
-    """A message was given back, in a shutdown, before its run began."""
+    """The message was given back, in a shutdown, before its run began."""
 
 
 class DeliveryRequest(CeleryRequest):
     """A request of a task with Celery's own behaviour. It settles its delivery, if it has one.
 
-    The event loop takes no part: it may be blocked (solo), or stopped while the pool is joined (threads).
+    Settling needs no event loop, which may be blocked (solo), or stopped while the pool is joined (threads).
     """
 
-    #: Bound in a subclass for each task of a worker: see `bound_tasks`.
+    #: Set in a subclass for each task of a worker: see `bound_tasks`.
     worker: ClassVar[WorkerContext] = WorkerContext()
-    #: Whether its message is acknowledged when its run begins.
+    #: Whether the message is acknowledged when the run begins.
     is_early: ClassVar[bool] = False
-    #: Whether its run is ended when its message is lost.
+    #: Whether the task has its own strategy, which collects messages and ignores their ETA.
+    is_collected: ClassVar[bool] = False
+    #: Whether the run is ended when its message is lost.
     ends_when_lost: ClassVar[bool] = False
 
     message: Message
@@ -96,10 +98,10 @@ class DeliveryRequest(CeleryRequest):
             delivery.on_lost = self.end_lost_run
 
     def on_accepted(self, pid: Any, time_accepted: float) -> None:
-        """Note that a pool runs it, or is about to where it has no processes.
+        """Note that a pool runs the request or, in a pool without processes, is about to.
 
         Raises:
-            GivenBackError: it was given back while it waited in the pool, and must not run.
+            GivenBackError: the message was given back while it waited in the pool, and must not run.
         """
         held = self.delivery is None or self.delivery.start()
         if not self.worker.has_processes:
@@ -110,21 +112,21 @@ class DeliveryRequest(CeleryRequest):
                 raise GivenBackError(self.id)
         super().on_accepted(pid, time_accepted)
         delivery = self.delivery
-        # It may have been lost between its dispatch to a process and now, when there was no run to end.
+        # The message may have been lost after its dispatch to a process, when there was no run to end.
         if delivery is not None and self.ends_when_lost:
-            receipt = delivery.handle  # first: a newer one may come now
+            receipt = delivery.handle  # read first: a newer one may arrive now
             if delivery.lost:
                 self.end_lost_run(receipt)
 
     def revoked(self) -> bool:
-        """Returns whether it must not run: it was revoked, has expired, or its task is paused."""
+        """Returns whether the request must not run: revoked, expired, or its task is paused."""
         waits = self.worker.waits_for_resume
         return self._is_revoked() or (waits is not None and waits(self))
 
     def _is_revoked(self) -> bool:
         """Returns whether it was revoked or has expired. After an error the message comes back."""
         if not (state.revoked or state.revoked_stamps or self.expires):
-            return False  # there is nothing for Celery to look at
+            return False  # Celery has nothing to check
         known = self.already_revoked
         try:
             revoked = bool(super().revoked())
@@ -138,17 +140,17 @@ class DeliveryRequest(CeleryRequest):
         return revoked
 
     def ended(self) -> None:
-        """Hear from the pool that the run is over, however it ended."""
+        """Note that the run is over, however it ended. Called by the pool."""
         if self.delivery is not None and self.delivery.acknowledged_early:
             self.delivery.run_ended()
 
     def measure_run(self) -> None:
-        """Measure a run that was acknowledged when it began, once its outcome is known."""
-        if self.delivery is not None:
-            measure_run(self.delivery, SYSTEM_CLOCK.monotonic())
+        """Emit the end of a run that was acknowledged early, once its outcome is known."""
+        if self.delivery is not None and DeliveryEnded.is_wanted():
+            emit(run_end_of(self.delivery, SYSTEM_CLOCK.monotonic()))
 
     def dispatch(self) -> bool:
-        """Mark the message as run by a process. Returns `False` if it was given back, or lost."""
+        """Mark the message as running in a process. Returns `False` if it was given back or lost."""
         if self.delivery is not None and not self.delivery.dispatch():
             state.task_ready(self)
             return False
@@ -196,21 +198,21 @@ class DeliveryRequest(CeleryRequest):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """Settle a run that ended with a `Retry`. A retry of Celery's own is another message."""
+        """Settle a run that ended with a `Retry`. A retry of an ordinary task is a message of its own."""
         self.note_outcome("retried")
         with self._settled_if_it_raises():
             super().on_retry(exc_info)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """Settle a run whose time limit has passed."""
+        """Settle a run that exceeded its time limit."""
         with self._settled_if_it_raises():
             super().on_timeout(soft, timeout)
 
     def cancel(self, pool: Any, signal: Any = None, *args: Any, **options: Any) -> None:
-        """End the run, as Celery does without a connection; its message comes back.
+        """End the run, as Celery does when the connection is lost; its message comes back.
 
-        In green pools it is settled first: they call the end of a run that they killed a success. In prefork
-        `on_failure` settles it, because the run may have ended already, unheard: then that end counts.
+        Green pools report a killed run as a success, so it is settled before. In prefork `on_failure` settles
+        it, because the run may have ended already without our knowledge: then that end counts.
         """
         if not self._can_be_ended():
             return
@@ -220,24 +222,24 @@ class DeliveryRequest(CeleryRequest):
         super().cancel(pool, signal, *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """End the run because it was revoked, now or when it begins."""
+        """End the run because it was revoked; if it has not begun, when it begins."""
         self._terminated_on_purpose = True
         if self.time_start is not None:
             self.note_outcome("discarded")
         try:
             super().terminate(pool, signal)
-        except NotImplementedError:  # its pool has no way to: the run goes on
+        except NotImplementedError:  # its pool can't end runs: the run goes on
             self._terminated_on_purpose = False
             self.note_outcome(None)
             raise
 
     def end_lost_run(self, receipt: str) -> None:
-        """End the run, whose message is lost under that receipt: the task is not to run in two workers.
+        """End the run whose message was lost under that receipt, so that two workers don't run the task.
 
-        A thread of the pump. The holder decides whether this, the run's own end, or a newer receipt came
+        A thread of the pump. The holder decides whether this, the run's own end or a newer receipt came
         first. No result is stored: the other worker's run will have one.
         """
-        if self.time_start is None:  # it will not begin, or `on_accepted` ends it
+        if self.time_start is None:  # it won't begin, or `on_accepted` will end it
             return
         if (delivery := self.delivery) is None or not self._can_be_ended():
             return
@@ -247,25 +249,25 @@ class DeliveryRequest(CeleryRequest):
 
     @property
     def is_on_main_thread(self) -> bool:
-        """Whether its run is on the thread of a solo pool, which is Celery's main thread."""
+        """Whether the run is on the thread of a solo pool, which is Celery's main thread."""
         return self._thread == threading.main_thread().ident and not self.worker.can_end_runs
 
     @property
     def publishes_chord(self) -> bool:
-        """Whether its run may be publishing the body of its chord, in this process: see `task.chord_end`."""
+        """Whether the run may be publishing the body of its chord in this process (`task.chord_end`)."""
         return is_at_end(self._thread)
 
     def end_in_shutdown(self) -> None:
-        """End the run, or leave it where its pool cannot; nothing is settled or stored. Any thread.
+        """End the run, or abandon it if its pool can't end it. Nothing is settled or stored. Any thread.
 
-        Its message was handed back, or was deleted when the run began.
+        The message is handed back, or was deleted when the run began.
         """
         self.acknowledged = True
         if not self.worker.can_end_runs:
             self.worker.left.add(self._thread)
             return
         if not self.worker.has_processes:
-            self.eventer = None  # a green pool calls a killed run a success
+            self.eventer = None  # a green pool reports a killed run as a success
         with self._logged_if_it_raises():
             self._kill("SIGKILL")
 
@@ -280,9 +282,9 @@ class DeliveryRequest(CeleryRequest):
             delivery.settle(DELETE)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002
-        """Release the message or give it up, as the task's `Reject` says.
+        """Release the message or give it up, according to the task's `Reject`.
 
-        After a rejection of Celery's own it comes back later.
+        After a rejection by Celery itself it comes back later.
         """
         if self.delivery is None:
             super().reject(requeue)
@@ -294,23 +296,23 @@ class DeliveryRequest(CeleryRequest):
             elif self._rejected_by_task:
                 self.give_up("rejected by the task")
             else:
-                self.come_back_later()  # at once, it could kill one worker after the other
+                self.come_back_later()  # not at once: it could kill one worker after the other
             self.send_event("task-rejected", requeue=requeue)
 
     def send_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - Celery's
-        """Send an event, unless the worker sends none but its own heartbeats."""
+        """Send an event, unless the worker sends only its own heartbeats."""
         groups = getattr(self.eventer, "groups", None)
         if not groups or "task" in groups:
             super().send_event(type, **fields)
 
     def settle(self, settlement: Settlement) -> None:
-        """Settle the message; Celery takes it for acknowledged from now on."""
+        """Settle the message. Celery considers it acknowledged from now on."""
         self.acknowledged = True
         if self.delivery is not None:
             self.delivery.settle(settlement)
 
     def tell_skipped(self, reason: str) -> None:
-        """Emit that it is not run, and will not be."""
+        """Emit that the task is skipped for good."""
         if self.delivery is not None:
             emit(Skipped(self.delivery.facts, reason))
 
@@ -320,7 +322,7 @@ class DeliveryRequest(CeleryRequest):
             self.delivery.outcome = outcome
 
     def come_back_later(self) -> None:
-        """Hide the message as after an error about which the task says nothing, unless it is settled."""
+        """Hide the message as after a failure without a chosen delay, unless it is settled."""
         if self.delivery is not None and not self.acknowledged:
             self.settle(self.delivery.after_an_error())
 
@@ -331,17 +333,14 @@ class DeliveryRequest(CeleryRequest):
 
     @property
     def visibility_timeout(self) -> int | None:
-        """The queue's, in seconds; `None` without a delivery."""
+        """The queue's visibility timeout in seconds; `None` without a delivery."""
         if (delivery := self.delivery) is None:
             return None
         return delivery.holder.options.for_queue(delivery.queue.name).visibility_timeout
 
-    def put_off(self, eta: float, why: Why = Why.RATE) -> bool:
-        """Replace the message by a copy that waits in SQS until `eta`, in seconds since the epoch.
-
-        Returns whether that is possible.
-        """
-        renew = self.message.renewal(eta, self._published_retries)
+    def put_off(self, seconds: float, why: Why = Why.RATE) -> bool:
+        """Replace the message by a copy that waits in SQS. Returns `False` if that is not possible."""
+        renew = self.message.renewal(SYSTEM_CLOCK.wall() + seconds, self._published_retries)
         if renew is None:
             return False
         self.settle(replace(renew, why=why))
@@ -349,12 +348,12 @@ class DeliveryRequest(CeleryRequest):
 
     @property
     def _published_retries(self) -> int:
-        """The attempts that messages before this one have used up."""
+        """The attempts used up by earlier messages of the task."""
         return self.request_dict.get("retries") or 0
 
     @contextmanager
     def _settled_if_it_raises(self) -> Iterator[None]:
-        """Celery leaves the message unacknowledged after an error of its own: extended for 12 hours."""
+        """Let the message come back after an error of Celery's, which would leave it held for 12 hours."""
         try:
             yield
         except Exception:
@@ -362,7 +361,7 @@ class DeliveryRequest(CeleryRequest):
             raise
 
     def _has_attempts_left(self) -> bool:
-        """Whether a message whose retry could not be published may come back, by its receives."""
+        """Whether a message whose retry could not be published has attempts left, by its receives."""
         if self.delivery is None:
             return False
         limit, receives = self.task.max_retries, self.delivery.facts.receive_count
@@ -371,7 +370,7 @@ class DeliveryRequest(CeleryRequest):
         )
 
     def _was_killed_for_nothing(self, exc: BaseException) -> bool:
-        """Whether its process was killed by `cancel`, with the worker, or in the belief that it ran another.
+        """Whether the process was killed by `cancel`, together with the worker, or by mistake.
 
         Celery takes every `Terminated` of a run that it did not cancel for a revoked run's, and deletes the
         message.
@@ -385,9 +384,9 @@ class DeliveryRequest(CeleryRequest):
         return isinstance(exc, Terminated) or (was_told_to_end(exc) and self._ended_with_worker())
 
     def _ended_with_worker(self) -> bool:
-        """Whether its process was told to end together with the worker, as by a signal to their group."""
+        """Whether the process was told to end together with the worker, as by a signal to their group."""
         if not self.worker.is_ending:
-            threading.Event().wait(0.2)  # the worker's own signal may come a moment later
+            sleep(0.2)  # the worker's own signal may come a moment later
         return self.worker.is_ending and not self.acknowledged and not self._has_succeeded
 
     @cached_property
@@ -396,7 +395,7 @@ class DeliveryRequest(CeleryRequest):
         return self.success_was_stored()
 
     def _end_unreported(self) -> None:
-        """Tell Celery that the run is over, but no result; its message comes back later."""
+        """Tell Celery that the run is over, without a result. The message comes back later."""
         state.task_ready(self)
         self.come_back_later()
 
@@ -416,7 +415,7 @@ class DeliveryRequest(CeleryRequest):
             self.send_event("task-cancelled")
 
     def _kill(self, signal_name: str) -> None:
-        """Kill the run's process or greenlet, which Celery is not to take for the end of the run."""
+        """Kill the run's process or greenlet, in a way that Celery does not take for the run's own end."""
         self.mark_cancelled()
         self.worker.kill(self.worker_pid, signal_name)
 
@@ -428,9 +427,9 @@ class DeliveryRequest(CeleryRequest):
             self.log(logger.exception, "Task %s[%s] could not be ended")
 
     def log(self, log: Callable[..., object], sentence: str, *args: object, **facts: object) -> None:
-        """Log a sentence about "Task %s[%s]"; its delivery and these facts are the record's `sqs`.
+        """Log a sentence about "Task %s[%s]", with the delivery and these facts in the record's `sqs`.
 
-        Never raises: see `events.log_safely`.
+        Never raises.
         """
         with suppress(Exception):
             if self.delivery is None:
@@ -440,12 +439,12 @@ class DeliveryRequest(CeleryRequest):
             log(sentence, self.name, self.id, *args, extra={"sqs": extra}, stacklevel=2)
 
     def _pass_on_lease(self) -> None:
-        """Give the task the key to its lease, before a pool with processes pickles the request."""
+        """Give the task the key of its lease, before a pool with processes pickles the request."""
         if self.delivery is not None:
             self.request_dict["visibility_lease"] = self.delivery.lease_key
 
     def _describe(self, delivery: Delivery) -> None:
-        """Tell the task its delivery, in any process."""
+        """Put the facts of the delivery into the request, for the task in any process."""
         facts, request = delivery.facts, self.request_dict
         redrive = delivery.holder.redrive.peek(delivery.queue)
         sqs: SQSDelivery = {
@@ -465,7 +464,7 @@ class DeliveryRequest(CeleryRequest):
         if facts.attempt != retries + 1:
             delivery.facts = replace(facts, attempt=retries + 1)
         if redelivered and not delivery.kept_before:
-            # No more is known of a message that another process, or one that is gone, has received.
+            # Nothing more is known of a message that another process has received.
             self.log(
                 logger.info,
                 "Task %s[%s]: receive %d; the process that received it before has not finished it "
@@ -474,23 +473,23 @@ class DeliveryRequest(CeleryRequest):
             )
 
     def _note_eta(self, delivery: Delivery, eta: float) -> None:
-        """Tell the worker of the ETA, and events, unless a run has followed it. Seconds since the epoch."""
+        """Tell the worker of the ETA, in seconds since the epoch; events, too, if no run has followed it."""
         if not self.request_dict["delivery_info"]["redelivered"]:
             delivery.facts = replace(delivery.facts, eta=eta)
-        if self.worker.on_eta is not None:
-            self.worker.on_eta(self)
+        if self.worker.waiting is not None and not self.is_collected:
+            self.worker.waiting.wait_for_eta(self)
 
     def _retries_with_receives(self, delivery: Delivery, published_retries: int) -> int:  # noqa: ARG002
-        """The attempts before this one; to Celery's own tasks receives are none."""
+        """The attempts before this one. For ordinary tasks receives don't count as attempts."""
         return published_retries
 
 
 def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
-    """Settlement of a rejected message by kombu's `backoff_policy`; `None` if that does not name its task.
+    """The settlement of a rejected message by kombu's `backoff_policy`; `None` if that doesn't name its task.
 
-    kombu leaves such a message in its queue, also where the policy has no delay for the attempt
+    kombu leaves such a message in its queue, even if the policy has no delay for the attempt
     (kombu/transport/SQS/__init__.py: `QoS.reject`, `Channel.basic_reject`). Celery rejects the message of a
-    failed task where `acks_on_failure_or_timeout` is off, and of one that raises `Reject`. A `VisibilityTask`
+    failed task if `acks_on_failure_or_timeout` is off, and of a task that raises `Reject`. A `VisibilityTask`
     has the policy among its delays.
     """
     policy = delivery.holder.options.backoff_policy(delivery.queue.name, task.name)
@@ -510,7 +509,7 @@ def exception_of(exc_info: ExceptionInfo) -> BaseException:
 def could_not_publish_retry(exc_info: ExceptionInfo) -> bool:
     """Whether Celery rejects a message because it could not publish the retry (celery/app/task.py: `retry`).
 
-    A task that raises such a `Reject` itself means it: that is Celery's documented way to dead-letter.
+    A `Reject` that the task itself raises does not count: that is Celery's documented way to dead-letter.
     """
     exc = exception_of(exc_info)
     if not isinstance(exc, Reject):

@@ -1,17 +1,16 @@
-"""Start of a worker, and of beat: one clear sentence where it is impossible, a wait where that may help.
+"""Start of a worker, and of beat: one clear sentence if it is impossible, a wait if that may help.
 
-After an error Celery connects again at once, some hundred times a minute, each time with a traceback
-(celery/worker/consumer/consumer.py: `Consumer.start`). Its beat connects when its first task is due, and logs
-a traceback for each task that it cannot publish (celery/beat.py: `Scheduler.apply_entry`).
+After an error Celery reconnects at once, a few hundred times a minute, each time with a traceback
+(celery/worker/consumer/consumer.py: `Consumer.start`). Its beat connects when the first task is due, and logs
+a traceback for each task that it can't publish (celery/beat.py: `Scheduler.apply_entry`).
 
-A worker that starts logs each of its queues: its URL, and where dead letters go. Celery's banner has only
+A worker that starts logs the URL of each queue, and where its dead letters go. Celery's banner only has
 Celery's names of the queues (celery/app/amqp.py: `Queues.format`).
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NoReturn
@@ -46,7 +45,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.policy.options import Options, beyond_horizon
 from celery_sqs_visibility.stores.port import ExclusiveStore
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -56,27 +55,27 @@ from celery_sqs_visibility.transport.transport import Transport
 
 logger = get_logger(__name__)
 
-#: Errors that pass without a change of settings or permissions, except errors of TLS.
+#: Errors that pass without a change of settings or permissions, except TLS errors.
 PASSING: Final = (UnavailableError, ThrottledError, OverLimitError, ClockSkewError)
 
-#: What to do about an error that ends the process, unless its own sentence says so.
+#: What to do about an error that ends the process, unless its own message says so.
 REMEDIES: Final[tuple[tuple[type[SQSError], str], ...]] = (
     (AccessDeniedError, "Grant the permission to the credentials that the worker uses."),
     (QueueDoesNotExistError, "Create the queue, or correct its name or URL."),
     (UnrecognizedResponseError, "Correct the endpoint: it does not answer as SQS does."),
 )
 
-#: The only permission that a worker can start without; the lack of another shows later, or ends it.
+#: The one permission that a worker can start without; the lack of another shows later, or ends the worker.
 READ_POLICY: Final = "sqs:GetQueueAttributes"
 
 
 def passes(error: SQSError) -> bool:
-    """Returns whether waiting may help."""
+    """Returns whether the error may pass by itself."""
     return isinstance(error, PASSING) and not isinstance(error, TLSError)
 
 
 def reason_and_remedy(error: SQSError) -> str:
-    """The error's sentence, and what to do about it."""
+    """The error's message, and what to do about it."""
     remedy = next((text for cls, text in REMEDIES if isinstance(error, cls)), "")
     if passes(error):
         remedy = "With broker_connection_retry_on_startup it would be waited for."
@@ -84,7 +83,7 @@ def reason_and_remedy(error: SQSError) -> str:
 
 
 class QueuesFirst:
-    """Lets a consumer connect once its queues are there. Main thread."""
+    """Lets a consumer connect only when its queues exist. Main thread."""
 
     def __init__(self, consumer: Any) -> None:
         self._app = consumer.app
@@ -97,8 +96,8 @@ class QueuesFirst:
         """Wait for the queues.
 
         Raises:
-            WorkerShutdown: the worker was told to stop; or a queue is bound to an exchange that SQS cannot
-                have; or, at the worker's start, a queue cannot be used.
+            WorkerShutdown: the worker was told to stop; or a queue is bound to a type of exchange that SQS
+                can't have; or, when the worker starts, a queue can't be used.
         """
         with self._app.connection_for_read() as connection:
             context: BrokerContext = connection.transport.context
@@ -147,7 +146,8 @@ class QueuesFirst:
             try:
                 find()
             except SQSError as error:
-                # Usable queues may be repaired; a worker that never worked is better noticed at once.
+                # A running worker waits for its queues to be repaired; one that never worked should fail
+                # visibly.
                 retry = self._app.conf.broker_connection_retry_on_startup is not False
                 if not (self._started or (retry and passes(error))):
                     why = reason_and_remedy(error)
@@ -161,7 +161,7 @@ class QueuesFirst:
 
 
 def mark_as_workers(connection: Any) -> None:
-    """Tell the transport that this is the connection of a worker's consumer."""
+    """Mark the transport as that of a worker's consumer."""
     connection.transport.for_worker = True
 
 
@@ -169,7 +169,7 @@ def _sleep(seconds: float) -> None:
     until = SYSTEM_CLOCK.monotonic() + seconds
     while (left := until - SYSTEM_CLOCK.monotonic()) > 0:
         maybe_shutdown()
-        threading.Event().wait(min(left, 0.2))
+        sleep(min(left, 0.2))
     maybe_shutdown()
 
 
@@ -183,7 +183,7 @@ def _fanout_exchanges(queue: Any) -> list[str]:
 
 
 def _find(context: BrokerContext, queue: Any) -> None:
-    """Make sure that a queue of the settings exists. That of a `Broadcast` is temporary."""
+    """Make sure that a queue of the settings exists. A `Broadcast` queue is temporary."""
     if is_of_a_broadcast(queue.name) and _fanout_exchanges(queue):
         arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, expires=queue.expires)
         attributes = temporary(queue.name, auto_delete=queue.auto_delete, arguments=arguments)
@@ -195,10 +195,10 @@ def _find(context: BrokerContext, queue: Any) -> None:
 
 
 def leave_out_refused_queues(consumer: Any) -> None:
-    """Let a queue that `celery control add_consumer` adds, and that is refused, end no worker. Main thread.
+    """Keep a worker running if it can't consume a queue added by `celery control add_consumer`. Main thread.
 
-    Celery answers the command before its event loop adds the queue, and an error there would end the worker,
-    with each other one that got the command.
+    Celery answers the command before its event loop adds the queue. An error there would end this worker, and
+    every other one that got the command.
     """
 
     def add(queue: str, *args: Any, **options: Any) -> None:
@@ -207,10 +207,10 @@ def leave_out_refused_queues(consumer: Any) -> None:
         try:
             add_queue(queue, *args, **options)
         except Exception as error:
-            consumer.cancel_task_queue(queue)  # or the worker would wait for it as it connects anew
+            consumer.cancel_task_queue(queue)  # otherwise the worker waits for it when it reconnects
             if not known:
-                queues.pop(queue, None)  # or the next command could not define it otherwise
-            unknown = not isinstance(error, SQSVisibilityError)  # whose sentence says all
+                queues.pop(queue, None)  # otherwise the next command can't define it differently
+            unknown = not isinstance(error, SQSVisibilityError)  # whose message says everything
             logger.error(  # noqa: TRY400 - see `unknown`
                 "queue %r, which add_consumer names, is not consumed: %s. Send the command again once that "
                 "is mended",
@@ -223,7 +223,7 @@ def leave_out_refused_queues(consumer: Any) -> None:
 
 
 def warn_of_clamped(given: Mapping[str, Any]) -> None:
-    """Log one line where a visibility timeout, of the transport options, was longer than SQS allows."""
+    """Log a warning if the transport options have a visibility timeout longer than SQS allows."""
     if beyond := beyond_horizon(given):
         told = ", ".join(f"{option}={value}" for option, value in beyond.items())
         logger.warning(
@@ -234,9 +234,10 @@ def warn_of_clamped(given: Mapping[str, Any]) -> None:
 
 
 def ask_store(store: ExclusiveStore) -> None:
-    """Log one line where the store of exclusive keys refuses a key.
+    """Log a warning if the store of exclusive keys refuses a key.
 
-    In a thread of its own: the start does not wait. A store that does not answer is told of by its guard.
+    In a thread of its own, so that the start does not wait. A store that does not answer is logged by its
+    guard.
     """
     try:
         store.probe()
@@ -252,7 +253,7 @@ def ask_store(store: ExclusiveStore) -> None:
 
 
 def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
-    """Log one line about a queue that was found; its facts are the record's `sqs`. No request is made."""
+    """Log a line about a queue that was found, with its facts in the record's `sqs`. Makes no request."""
     facts = describe(queue, redrive, options)
     name = repr(facts["sqs_name"])
     if queue.name != queue.sqs_name:
@@ -272,9 +273,9 @@ def report(queue: Queue, redrive: RedriveBook, options: Options) -> None:
 
 
 def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, Any]:
-    """Describe a queue; `None` is "unknown" or "has none". No request is made."""
+    """Describe a queue; `None` means unknown or none. Makes no request."""
     policy = redrive.peek(queue)
-    # Of a policy's queue only the name: its URL would be a request.
+    # For a policy's dead-letter queue only the name is used: its URL would take a request.
     plain = redrive.dead_letter_queue(queue) if policy is None else None
     denied = isinstance(redrive.why_unknown(queue), AccessDeniedError)
     own = options.for_queue(queue.name)
@@ -295,7 +296,7 @@ def describe(queue: Queue, redrive: RedriveBook, options: Options) -> dict[str, 
 
 
 def _turns(facts: dict[str, Any], options: Options) -> str:
-    """The queue's share of the worker, where an option sets it."""
+    """The queue's share of the worker, if an option sets it."""
     order, most = options.queue_order, facts["max_running"]
     said = {
         "strict": f"place {options.for_queue(facts['queue']).place + 1}",
@@ -328,10 +329,10 @@ def _dead_letters(facts: dict[str, Any], error: SQSError | None) -> str:
 def check_beat(app: Any) -> None:
     """Look up the default queue if the app is on our transport. beat's thread.
 
-    One request, which the first publication to that queue saves.
+    Makes one request, which the first publication to that queue then need not make.
 
     Raises:
-        SystemExit: SQS cannot be used with these settings. Celery's signals let no other exception through.
+        SystemExit: SQS can't be used with these settings. Celery's signals swallow any other exception.
     """
     try:
         with app.connection_for_write() as connection:
@@ -348,7 +349,7 @@ def check_beat(app: Any) -> None:
 
 
 def _is_about_settings(error: SQSError) -> bool:
-    """Returns whether nothing can be published. SQS's own refusals are about one queue only."""
+    """Returns whether nothing can be published. A refusal by SQS itself concerns only one queue."""
     if isinstance(error, (CredentialsRefusedError, TLSError)):
         return not passes(error)
     return isinstance(error, RequestRefusedError) and not hasattr(error.__cause__, "response")

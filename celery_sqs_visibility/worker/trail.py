@@ -1,4 +1,4 @@
-"""Trail: what this process did with the messages that did not simply succeed, for a while."""
+"""Trail: what this process did with messages that did not simply succeed, for a while."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_sqs_visibility.events import DeliveryEvent, subscribe, subscribed
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.message_limits import truncated
 
-#: Of a message that succeeds at once none is made.
+#: A message that succeeds at once leaves no event.
 KINDS: Final = (
     events.Unreadable,
     events.Parked,
@@ -29,28 +29,28 @@ KINDS: Final = (
     events.DeadLettered,
 )
 
-#: About 1 kB each; two to four for each failed attempt.
+#: About 1 kB each; a failed attempt takes two to four.
 MAX_EVENTS: Final = 5000
 
-#: Characters of an error, or of a reason, that are kept.
+#: Characters to keep of an error or a reason.
 MAX_TEXT: Final = 300
 
 
 class Trail:
-    """The latest events. Any thread, without a lock: a deque adds, and drops the oldest, in one step."""
+    """The latest events. Any thread, without a lock: a deque adds one and drops the oldest atomically."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._events: deque[tuple[float, DeliveryEvent]] = deque(maxlen=MAX_EVENTS)
 
     def listen(self) -> None:
-        """Keep every event from now on. Idempotent."""
+        """Start to keep events. Idempotent."""
         if not subscribed(self.note):
             for kind in KINDS:
                 subscribe(self.note, kind)
 
     def note(self, event: DeliveryEvent) -> None:
-        """Keep an event, whose texts are cut: an exception's may be long."""
+        """Keep an event. Its texts are cut, because an exception's may be long."""
         for name in ("error", "reason"):
             text = getattr(event, name, "")
             if len(text) > MAX_TEXT:
@@ -59,7 +59,7 @@ class Trail:
         self._events.append((self._clock.wall(), event))
 
     def of(self, task_id: str) -> list[dict[str, Any]]:
-        """What happened to that task, oldest first: `at` in seconds since the epoch, and a line's fields."""
+        """The events of a task, oldest first: `at`, in seconds since the epoch, and a log line's fields."""
         return [
             {"at": at, **{name: value for name, value in line_of(event).items() if value is not None}}
             for at, event in snapshot(self._events)
@@ -67,5 +67,5 @@ class Trail:
         ]
 
 
-#: This process's, as its events are.
+#: The trail of this process.
 TRAIL: Final = Trail()

@@ -1,9 +1,9 @@
 """Validation of messages: each part of a Celery task that Celery, its pools or this package rely on.
 
 Celery finds out late: a time limit that is text costs the pool a slot, a header of the wrong type raises in
-the event loop, an invalid callback runs a task that had succeeded again. So messages are checked before
+the event loop, an invalid callback makes a task run again that had succeeded. So messages are checked before
 Celery gets them (protocols 1 and 2: celery/worker/strategy.py, celery/worker/request.py, celery/app/trace.py,
-celery/app/task.py: `Context`). Celery deletes a message of which it cannot make a task; here it is kept.
+celery/app/task.py: `Context`). Celery deletes a message that is not a valid task; here it is kept.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from celery_sqs_visibility.task.context import LIMIT_HEADER, DeliveryContext
 from celery_sqs_visibility.transport.content_bounds import knows_compression
 from celery_sqs_visibility.transport.message import Message
 
-#: More retries than anybody makes; backoffs are computed from them.
+#: More retries than any task makes; backoffs are computed from them.
 MAX_RETRIES: Final = 1_000_000
 
-#: Some thirty years: no timer takes infinity.
+#: Some thirty years: timers refuse infinity.
 MAX_LIMIT_SECONDS: Final = 1e9
 
-#: Arguments, keyword arguments and `embed`; and what `embed` may hold.
+#: Arguments, keyword arguments and `embed`; below, the keys that `embed` may have.
 PARTS: Final[list[type]] = [list, dict, dict]
 
 EMBEDDED: Final = ("callbacks", "errbacks", "chain", "chord")
 
 NOTHING_EMBEDDED: Final = dict.fromkeys(EMBEDDED)
 
-#: Headers become attributes of a task's request: these would hide its methods, and what it keeps to itself.
+#: Headers become attributes of a task's request: these would hide its methods or private attributes.
 HIDING: Final = frozenset(
     name
     for name in dir(Context)
@@ -57,15 +57,16 @@ NOT_REGISTERED: Final = (
 #: Characters of a wrong value that a reason quotes.
 MAX_QUOTED_CHARACTERS: Final = 60
 
-#: Attributes of a task's request that are ours to set; and all that a message's body must not set.
+#: Attributes of a task's request that only we may set; below, all that a message's body must not set.
 OURS: Final = tuple(DeliveryContext.__annotations__.keys() - {LIMIT_HEADER})
 
 RESERVED: Final = frozenset({*dir(Context), *OURS})
 
-#: Properties of a message that are checked, too; the latter is Celery's copy of the id.
+#: Properties of a message that are checked, too; the second is Celery's copy of the id.
 PROPERTIES: Final = ("reply_to", "correlation_id")
 
-#: The headers of every task that Celery sends, by the kind of their values. EMPTY has those of most tasks.
+#: The headers of every task that Celery sends, by the type of their values. EMPTY has the values of most
+#: tasks.
 TEXTS: Final = ("task", "id", "root_id", "parent_id", "group", "shadow")
 
 NUMBERS: Final = ("retries", "group_index", "replaced_task_nesting")
@@ -94,7 +95,7 @@ _SMALL: Final = frozenset({None, *range(1000)})
 
 
 class BadMessages:
-    """Validates messages before Celery gets them, and refuses bad ones in its place. Main thread."""
+    """Validates messages before Celery gets them, and refuses invalid ones in its place. Main thread."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
@@ -109,7 +110,7 @@ class BadMessages:
     def on_unknown_task(self, body: Any, message: Message, exc: Exception) -> None:  # noqa: ARG002
         """Refuse a message whose task is not registered here.
 
-        No FAILURE is stored: in a rolling deploy other workers may know the task.
+        No FAILURE is stored, because other workers may know the task in a rolling deploy.
         """
         headers = message.headers
         if "task" not in headers and isinstance(message.payload, dict):
@@ -126,7 +127,7 @@ class BadMessages:
         signals.task_rejected.send(sender=self._consumer, message=message, exc=exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:
-        """Refuse a message whose body cannot be decoded here. Another worker may have the codec."""
+        """Refuse a message whose body can't be decoded here. Another worker may have the codec."""
         if passes(exc):
             message.come_back(exc)
             return
@@ -136,7 +137,7 @@ class BadMessages:
         message.refuse(said, others_may=missing)
 
     def validating(self, handle: Callable[[Message], object]) -> Callable[[Message], None]:
-        """Wrap a handler of messages: valid ones reach it."""
+        """Wrap a message handler so that only valid messages reach it."""
         consumer = self._consumer
 
         def handle_if_valid(message: Message) -> None:
@@ -153,12 +154,12 @@ class BadMessages:
 
 
 def validate(message: Any, tasks: Mapping[str, Any]) -> None:
-    """Check a message before Celery gets it. A message that names no task, or none of `tasks`, is Celery's.
+    """Check a message before Celery gets it. Celery handles messages without a task, or with an unknown one.
 
     Raises:
         InvalidTaskError: the text says what is wrong.
         ContentDisallowed: the worker does not accept its content type.
-        Exception: its body cannot be decoded.
+        Exception: its body can't be decoded.
     """
     headers = message.headers
     if not _are_plain(headers, message.properties):
@@ -170,7 +171,7 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
     if type(body) is list and [*map(type, body)] == PARTS and body[2] == NOTHING_EMBEDDED:
         kwargs = body[1]
         if not kwargs or all(map(isinstance, kwargs, repeat(str))):
-            return  # as in most messages
+            return  # the usual case
     if isinstance(body, dict) and ("args" in body if in_headers else "task" in body):
         _check_headers({**body, **headers} if in_headers else body)  # protocol 1
         _check_arguments(body.get("args", ()), body.get("kwargs", {}))
@@ -179,7 +180,7 @@ def validate(message: Any, tasks: Mapping[str, Any]) -> None:
 
 
 def _are_plain(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> bool:
-    """Returns whether they are as Celery sends most tasks: then nothing needs a closer look."""
+    """Returns whether they are as Celery sends most tasks, so that nothing needs a closer check."""
     try:
         texts = {*_TEXTS(headers), *map(properties.get, PROPERTIES)}
         numbers = _NUMBERS(headers)
@@ -192,7 +193,7 @@ def _are_plain(headers: Mapping[str, Any], properties: Mapping[str, Any]) -> boo
             and bool(headers["task"] and headers["id"])
             and NOT_PLAIN.isdisjoint(headers)
         )
-    except (KeyError, TypeError):  # a list, where a text should be
+    except (KeyError, TypeError):  # a list instead of a text
         return False
 
 
@@ -213,7 +214,7 @@ def _check_headers(headers: Mapping[str, Any]) -> None:
         if headers.get(name) is None or headers[name] == "":
             raise InvalidTaskError(f"{name!r} is missing")
     for name, value in headers.items():
-        if value is not None and name in CHECKS:  # most are absent, or null
+        if value is not None and name in CHECKS:  # most are absent or null
             _check(name, value)
     if hidden := HIDING & headers.keys():
         raise InvalidTaskError(f"{min(hidden)!r} cannot be a header: it is a method of a task's request")
@@ -295,7 +296,7 @@ def _list_of(is_right: Callable[[Any], bool], lengths: tuple[int, ...] = ()) -> 
 
 
 def _shown(value: Any) -> str:
-    """A wrong value as a reason shows it: itself if it is short, otherwise its type."""
+    """A wrong value as a reason shows it: the value if it is short, otherwise its type."""
     if isinstance(value, str) and len(value) <= MAX_QUOTED_CHARACTERS:
         return repr(value)
     if isinstance(value, (bool, int, float)) and abs(value) <= MAX_LIMIT_SECONDS:
@@ -307,10 +308,10 @@ def _checked(names: str, is_right: Callable[[Any], bool], should_be: str) -> dic
     return dict.fromkeys(names.split(), (is_right, should_be))
 
 
-#: Whether a value is right, and what it should be.
+#: A predicate for a value, and a description of what the value should be.
 Check = tuple[Callable[[Any], bool], str]
 
-#: The parts of a message that are checked; `None` and absence are right. Others do no harm, of any type.
+#: The parts of a message that are checked. `None` and absence are valid. Other parts do no harm.
 CHECKS: Final[dict[str, Check]] = {
     **_checked(
         "task id root_id parent_id group taskset shadow reply_to correlation_id",
@@ -330,5 +331,5 @@ CHECKS: Final[dict[str, Check]] = {
     **_checked("chord", _is_signature, "a signature"),
 }
 
-#: Names of headers that need a closer look.
+#: Names of headers that need a closer check.
 NOT_PLAIN: Final = (HIDING | CHECKS.keys() | set(OURS)) - {*TEXTS, *NUMBERS, *EMPTY}

@@ -1,8 +1,8 @@
 """Request of a `VisibilityTask`: its failures hide the message.
 
-A pool's child decides, and its decision arrives as a `VisibilityRetry`, or as the failure of a last attempt.
-Only the main process hears of lost runs, and of those that take too long or show no life. It decides about
-these with the same methods of the task.
+A pool's child makes the decision, which arrives as a `VisibilityRetry`, or as the failure of a last attempt.
+Only the main process learns of runs that are lost, take too long or show no life. It decides about them with
+the same methods of the task.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from celery_sqs_visibility.worker.request import DeliveryRequest, exception_of
 
 logger = get_logger(__name__)
 
-#: Ends of runs that are killed after they were reported.
+#: Ends of runs that are killed shortly before or after they are reported.
 KILLED_AFTERWARDS: Final = (TimeLimitExceeded, InactivityError)
 
-#: A run that is told to end has ended after this time.
+#: A run that is killed has ended after this time.
 KILLED_WITHIN_SECONDS: Final = 1
 
 
@@ -68,13 +68,14 @@ class VisibilityRequest(DeliveryRequest):
     _failed_for_good = False
 
     def on_retry(self, exc_info: ExceptionInfo) -> None:
-        """Hide the message, as the child decided; Celery would delete it."""
+        """Hide the message, as the child decided. Celery would delete it."""
         exc = exception_of(exc_info)
         if self.delivery is not None and isinstance(exc, VisibilityRetry):
-            if not (self.acknowledged or self.delivery.may_return):
+            if not (self.acknowledged or self._may_return()):
                 self._fail_last_receive(exc, exc_info)
                 return
-            self._come_back(exc.delay, cast("Any", exc).excs)
+            # A task that only polls retries without an exception.
+            self._come_back(exc.delay, cast("Any", exc).excs or str(exc))
         super().on_retry(exc_info)
 
     def on_failure(
@@ -83,11 +84,11 @@ class VisibilityRequest(DeliveryRequest):
         send_failed_event: bool = True,  # noqa: FBT001, FBT002
         return_ok: bool = False,  # noqa: FBT001, FBT002
     ) -> Any:
-        """Settle a run that failed for good, as its child decided, or was lost, which no child decides."""
+        """Settle a run that failed for good, as its child decided, or that was lost."""
         exc = exception_of(exc_info)
         if self.delivery is None or self._is_celerys_own(exc):
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        # An internal error is one of Celery's, at the last attempt, that could not be recorded.
+        # An internal error is one that Celery raised at the last attempt and could not record.
         decided = return_ok and not exc_info.internal
         if self.worker.has_processes and not decided and isinstance(exc, (SystemExit, KeyboardInterrupt)):
             # billiard 4.3 reports a child's exit before it reports the loss; Celery stores none before 5.7.
@@ -102,21 +103,22 @@ class VisibilityRequest(DeliveryRequest):
             return super().on_failure(exc_info, send_failed_event, return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001
-        """Settle a run whose time limit has passed.
+        """Settle a run that exceeded its time limit.
 
-        In prefork `on_failure` was called before for a hard one (billiard/pool.py: `on_hard_timeout`); in
-        gevent it was not.
+        For a hard limit `on_failure` was called before in prefork (billiard/pool.py: `on_hard_timeout`), but
+        not in gevent.
         """
         if soft or self.delivery is None:
             super().on_timeout(soft, timeout)
             return
         if self._fail_run(TimeLimitExceeded(timeout)):
-            # Celery's ERROR in `on_failure` does not name the task. A run that comes back has its own line.
+            # Celery's ERROR in `on_failure` does not name the task. A run that is retried has a line of its
+            # own.
             self.log(logger.warning, "Task %s[%s] exceeded its hard time limit (%ss)", timeout)
 
     def revoked(self) -> bool:
         """Returns whether it must not run: revoked, given up before, or out of attempts. Never raises."""
-        if self.delivery is None or self.delivery.facts.receive_count == 1:  # nothing can be known of it
+        if self.delivery is None or self.delivery.facts.receive_count == 1:  # nothing is known of it yet
             return super().revoked()
         try:
             settled = self._is_settled_unrun()
@@ -132,14 +134,14 @@ class VisibilityRequest(DeliveryRequest):
         return attempts_made(delivery.facts.receive_count, delivery.parkings, published_retries)
 
     def _is_celerys_own(self, exc: BaseException) -> bool:
-        """Ends that keep Celery's meaning, and runs that Celery itself ended."""
+        """Whether the end keeps Celery's meaning, or Celery itself ended the run."""
         if isinstance(exc, (Retry, Ignore, Reject, Terminated)):
             return True
         if self._was_killed_for_nothing(exc) or self.already_revoked:
             return True
         if not (isinstance(exc, WorkerLostError) and self._has_succeeded):
             return False
-        # Its success is stored, but its chord may not have heard of it, or its body not be published.
+        # Its success is stored, but its chord may not have been told, or the body not published.
         return not self.context.chord or self._attempts_beyond_last > RELEASES_FORGIVEN
 
     @cached_property
@@ -147,24 +149,25 @@ class VisibilityRequest(DeliveryRequest):
         return chord_claim_seconds(self.task, self.context.chord)
 
     def _lost_run_comes_back(self, exc: Any, exc_info: ExceptionInfo) -> bool:
-        """Hide the message of a run whose child is gone, and report the retry as the child would have."""
+        """Hide the message of a lost run and report the retry, as its child would. `False`: it is final."""
         task, context = self.task, self.context
-        # After its success only its chord is left to do.
+        # After the task's success only its chord remains to be done.
         only_chord = isinstance(exc, WorkerLostError) and self._has_succeeded
-        if self.acknowledged or not (
-            only_chord or comes_back_after(End.LOST, retried=task.comes_back(exc), last=self._is_last_attempt)
-        ):
+        comes_back = comes_back_after(End.LOST, retried=task.comes_back(exc), last=self._is_last_attempt)
+        if self.acknowledged or not (only_chord or comes_back or task.is_forgiven(context, exc)):
             return False
         delay = task.delay_after(context, exc)
         if delay is not None and isinstance(exc, KILLED_AFTERWARDS):
-            # Its message is hidden for so long, so that two runs cannot overlap.
+            # The message stays hidden at least this long, so that two runs can't overlap.
             delay = max(delay, KILLED_WITHIN_SECONDS)
         if self._chord_claim_seconds:
             delay = max(delay or 0.0, self._chord_claim_seconds)
         state.task_ready(self)
-        self._come_back(delay, safe_repr(exc))
-        if self.store_errors:
-            task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
+        try:
+            if self.store_errors and not self._is_lost:
+                task.backend.mark_as_retry(self.id, exc, exc_info.traceback, request=context)
+        finally:  # last: the next run may be over at once
+            self._come_back(delay, safe_repr(exc))
         self.send_event("task-retried", exception=safe_repr(exc), traceback=safe_str(exc_info.traceback))
         reason = VisibilityRetry(None, exc, delay)
         log_failed_attempt(task, context, reason, exc)
@@ -175,7 +178,7 @@ class VisibilityRequest(DeliveryRequest):
 
     @contextmanager
     def _as_in_run(self) -> Iterator[None]:
-        """Give the task's handlers the request as `self.request`, and log their errors, as in the run."""
+        """Set `self.request` for the task's handlers, and log their errors, as in the run."""
         self.context.called_directly = False
         self.task.request_stack.push(self.context)
         try:
@@ -183,16 +186,26 @@ class VisibilityRequest(DeliveryRequest):
         finally:
             self.task.request_stack.pop()
 
+    def _may_return(self) -> bool:
+        """Whether the message may come back, by its latest receive, which the child can't know."""
+        return self.delivery is not None and self.delivery.may_return
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether another worker may have the message, and may have stored how the task ended."""
+        delivery = self.delivery
+        return delivery is not None and (delivery.lost or delivery.deadline <= SYSTEM_CLOCK.monotonic())
+
     def _come_back(self, delay: float | None, error: str) -> None:
         self._emit_failure(error, delay, last=False)
         self.settle(Lapse() if delay is None else Hide(whole_seconds(delay)))
 
     @contextmanager
     def _given_up_after(self, exc: BaseException, exc_info: ExceptionInfo) -> Iterator[None]:
-        """Give the message up once the failure is stored; if it cannot be, let the message come back."""
+        """Give the message up once the failure is stored. If storing fails, let the message come back."""
         self._failed_for_good = True
         self._emit_failure(safe_repr(exc), None, last=True)
-        settled, self.acknowledged = self.acknowledged, True  # or Celery would delete it before
+        settled, self.acknowledged = self.acknowledged, True  # otherwise Celery would delete it first
         try:
             yield
         except Exception:
@@ -208,9 +221,9 @@ class VisibilityRequest(DeliveryRequest):
             )
 
     def _fail_last_receive(self, retry: VisibilityRetry, exc_info: ExceptionInfo) -> None:
-        """Fail a run whose message came back meanwhile for the last time, which its child cannot know.
+        """Fail a run whose message was received again for the last time, which its child can't know.
 
-        Hidden, it would be moved by SQS at the next receive, without a reason.
+        If it were hidden, SQS would move it at the next receive, without a reason.
         """
         exc: Any = retry.exc
         if exc is None:
@@ -218,7 +231,7 @@ class VisibilityRequest(DeliveryRequest):
         self._fail_run(exc, exc_info.traceback)
 
     def _fail_run(self, exc: Exception, traceback: str | None = None) -> bool:
-        """Fail a run whose child cannot report, unless it is settled. Returns whether it failed for good."""
+        """Fail a run whose child can't report, unless it is settled. Returns whether it failed for good."""
         exc_info = exc_info_of(exc)
         exc_info.traceback = traceback or exc_info.traceback
         if not self.acknowledged:
@@ -232,7 +245,7 @@ class VisibilityRequest(DeliveryRequest):
     def _is_settled_unrun(self) -> bool:
         """Settle a message that was given up before, has no attempts left or has to wait.
 
-        Returns whether it did.
+        Returns whether it was settled.
         """
         delivery = self.delivery
         if delivery is None or self.acknowledged:
@@ -258,11 +271,11 @@ class VisibilityRequest(DeliveryRequest):
         return True
 
     def _may_run_still(self) -> bool:
-        """Whether the run of its last attempt may go on elsewhere, despite its receives."""
+        """Whether the run of its last attempt may still go on elsewhere, despite its receives."""
         return False
 
     def _fail_spent(self) -> None:
-        """Fail a message whose last attempt began and did not report its end."""
+        """Fail a message whose last attempt began and did not report an end."""
         lost = WorkerLostError("No attempts left: the runs before were lost, with their workers.")
         self.on_failure(exc_info_of(lost))
 
@@ -282,12 +295,12 @@ class VisibilityRequest(DeliveryRequest):
 
     @property
     def _attempts_beyond_last(self) -> int:
-        """Receives since that of the last attempt."""
+        """The number of receives since that of the last attempt."""
         limit = self._limit
         return 0 if limit is None else max(0, self._attempt - 1 - limit)
 
     def _may_be_stored(self) -> bool:
-        """Whether the result backend may know more than we do."""
+        """Whether the result backend may know more than this process."""
         task = self.task
         if not (
             self.request_dict["delivery_info"]["redelivered"]
@@ -320,9 +333,9 @@ class WatchedRequest(VisibilityRequest):
         delivery.inactivity = Inactivity(self.task.inactivity_timeout or 0, self.end_inactive_run)
 
     def end_inactive_run(self) -> None:
-        """End a run that has shown no life for too long, where the pool can. The supervisor's thread.
+        """End a run that was silent for too long, if the pool can end runs. The supervisor's thread.
 
-        A run that cannot be ended hears of it at its next sign of life; its message is held until it ends.
+        A run that can't be ended learns of it at its next sign of life. Its message is held until it ends.
         """
         if self.worker.can_end_runs:
             self.worker.call_in_loop(self._end_inactive_run)
@@ -338,12 +351,12 @@ class WatchedRequest(VisibilityRequest):
         """Kill the run and report its failure. The event loop's thread, if there is one. Never raises.
 
         A process is killed first, or it might store the success of a run that is reported as failed. A
-        greenlet is killed last: its pool takes that for a success, and nothing is left to settle then.
+        greenlet is killed last: its pool reports a success, which then finds the message settled.
         """
         lease = None if self.delivery is None else self.delivery.lease
         if self not in state.active_requests or lease is None or lease.last_sign == UNWATCHED:
             return  # it has ended
-        kill = partial(self._kill, "SIGKILL")  # it may not heed another signal
+        kill = partial(self._kill, "SIGKILL")  # it may ignore other signals
         fail = partial(self._fail_run, InactivityError.after(self.task.inactivity_timeout or 0))
         with self._logged_if_it_raises():
             for step in (kill, fail) if self.worker.has_processes else (fail, kill):
@@ -351,7 +364,7 @@ class WatchedRequest(VisibilityRequest):
 
 
 class StoredResult:
-    """One task's stored state; all attributes are empty where it is not known.
+    """A task's stored state; attributes are empty if it is unknown.
 
     Attributes:
         status: one of `celery.states`, or `None`.
@@ -369,9 +382,9 @@ class StoredResult:
 
     @classmethod
     def read(cls, task: Task[Any, Any], task_id: str) -> StoredResult:
-        """Ask the task's result backend, which costs the calling thread a moment. Never raises."""
+        """Ask the task's result backend, which blocks the calling thread for a moment. Never raises."""
         backend = task.backend
-        if backend.as_uri() == "rpc://":  # asking would make a queue, and only the caller has the result
+        if backend.as_uri() == "rpc://":  # asking would create a queue, and only the caller has the result
             return cls({})
         try:
             return cls(backend.get_task_meta(task_id, cache=False))
@@ -379,11 +392,11 @@ class StoredResult:
             return cls({})
 
     def is_failure_of(self, delivery: Delivery) -> bool:
-        """Returns whether the message of this delivery is the one that failed for good.
+        """Returns whether this delivery's message is the one that failed for good.
 
         A message that was moved to or from a dead-letter queue has the task id of one that failed before. If
-        the time is unknown, it runs. It also runs if a worker of kombu's own SQS transport did not know its
-        task, which Celery stores as a failure (celery/worker/consumer/consumer.py: `on_unknown_task`).
+        the time is unknown, it runs. It also runs if a worker of kombu's SQS transport did not know its task,
+        which Celery stores as a failure (celery/worker/consumer/consumer.py: `on_unknown_task`).
         """
         first = 0.0 if delivery.moved_from else delivery.facts.first_received
         if self.status != states.FAILURE or self.done_at is None or not first:
@@ -417,8 +430,8 @@ def described(exc: BaseException) -> str:
 def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
     """Seconds for which a lost run may keep others from publishing the body of its chord.
 
-    Celery 5.7 has a claim on that (celery/backends/redis.py: `on_chord_part_return`): a second run does
-    nothing while it lasts, and does not say so.
+    Celery 5.7 keeps a claim on that (celery/backends/redis.py: `on_chord_part_return`): while it lasts, a
+    second run does nothing, and does not say so.
     """
     if not chord:
         return 0.0
@@ -429,7 +442,7 @@ def chord_claim_seconds(task: Task[Any, Any], chord: Any) -> float:
 
 
 def _seconds(done: Any) -> float | None:
-    """A `date_done` in seconds since the epoch, or `None`.
+    """A `date_done` in seconds since the epoch; `None` if it is unknown.
 
     Celery's backends store UTC; SQL and MongoDB drop the zone (celery/backends/database/models.py).
     """

@@ -1,7 +1,5 @@
 """The rows of behaviours.jsonl, replayed on every implementation of SQS that is here."""
 
-from __future__ import annotations
-
 import pytest
 from support.behaviours import page, recorder
 from support.behaviours.__main__ import PAGE

@@ -1,7 +1,5 @@
 """What every store of exclusive keys must do: in memory, in Redis, and in DynamoDB, with moto behind it."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid
@@ -215,11 +213,6 @@ def test_a_store_without_a_breaker_is_always_asked(store):
     assert store.error == ""
     store.answered(0.0)
     assert store.error == ""
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture(params=["memory", "dynamodb"])

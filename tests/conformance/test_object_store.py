@@ -1,7 +1,5 @@
 """What every implementation of the port to S3 must do: the fake, and boto3 with moto behind it."""
 
-from __future__ import annotations
-
 import uuid
 
 import boto3
@@ -96,14 +94,17 @@ def test_objects_that_could_not_be_deleted_are_told_apart(way, bucket):
     assert "(the permission is s3:DeleteObject)" in str(failed[1])
 
 
-def test_after_refused_credentials_they_are_looked_for_anew(way, bucket):
+def test_after_refused_credentials_they_are_looked_for_anew_by_another_client(way, bucket, monkeypatch):
+    made = []
+    new_client = object_store.new_client
+    monkeypatch.setattr(object_store, "new_client", lambda *args: made.append(args) or new_client(*args))
     store = s3_store(bucket)
     way.inject(xml(400, "<Error><Code>ExpiredToken</Code><Message>expired</Message></Error>"), times=1)
     with pytest.raises(CredentialsRefusedError, match="ExpiredToken"):
         store.put("key", b"a")
-    assert store._clients.discard() is None
     store.put("key", b"a")
     assert store.get("key", 5) == b"a"
+    assert len(made) == 2
 
 
 def test_an_object_that_comes_too_slowly_is_given_up(bucket, monkeypatch):

@@ -1,7 +1,5 @@
 """What every implementation of the port to SNS must do: the tests' fake, and boto3 with moto behind it."""
 
-from __future__ import annotations
-
 import uuid
 
 import pytest

@@ -3,8 +3,6 @@
 Where moto is known to differ from Amazon, tests/unit/aws/test_fake_queue.py asks the fake alone.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 

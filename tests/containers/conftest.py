@@ -9,6 +9,7 @@ from containers import engine
 from containers.account import Account
 from containers.fleet import Fleet
 from containers.images import images as build_images
+from support import audits
 
 BEGIN, END = "<!-- rows: make containers -->", "<!-- end of containers -->"
 HEAD = """\
@@ -37,8 +38,8 @@ def images():
 
 
 @pytest.fixture
-def make_fleet(images, credentials, tmp_path):
-    """`make_fleet(visibility_timeout=5, ...)`: a fleet that is removed after the test."""
+def make_fleet(images, credentials, tmp_path, request):
+    """`make_fleet(visibility_timeout=5, ...)`: a fleet, removed after the test; its logs are audited."""
     fleets = []
 
     def make(**options):
@@ -49,6 +50,8 @@ def make_fleet(images, credentials, tmp_path):
     yield make
     for fleet in fleets:
         fleet.__exit__()
+    if "breaks_rules" not in request.keywords:
+        assert audits.check(tmp_path.glob("*.log")).messages
 
 
 @pytest.fixture

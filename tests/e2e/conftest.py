@@ -3,8 +3,6 @@
 Nodes are processes of this machine, or containers with SQS_TEST_NODES=docker: the same tests on both.
 """
 
-from __future__ import annotations
-
 import os
 
 import pytest

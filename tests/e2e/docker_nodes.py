@@ -1,7 +1,5 @@
 """Nodes of the pytest-celery tests as containers of one image: a plug-in of pytest. No registry is needed."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 

@@ -3,8 +3,6 @@
 Counters live in the result backend: workers may be containers, which share no files with the test.
 """
 
-from __future__ import annotations
-
 import time
 
 from celery import shared_task

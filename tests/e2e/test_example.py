@@ -1,7 +1,5 @@
 """The example of docs/testing.md, as it stands, on the same nodes as the other tests here."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The whole of it by pytest-celery's set-up: stock worker command, real pool, result backend, canvas."""
 
-from __future__ import annotations
-
 import uuid
 from contextlib import contextmanager
 

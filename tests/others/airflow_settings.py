@@ -1,7 +1,5 @@
 """Print the settings of Airflow's Celery app, and its options as our transport reads them; a JSON line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 

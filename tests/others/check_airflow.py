@@ -3,8 +3,6 @@
 What each scene shows is looked up in SQS, in Airflow's database, and in what the tasks have noted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Other packages in a real worker, each with a look at its effect; only `make others` runs this."""
 
-from __future__ import annotations
-
 import datetime as dt
 import functools
 import sys

@@ -4,8 +4,6 @@ They are subclassed, as kombu's transports do; only the connections are of this 
 classes for priorities and a time to live, which SQS does not have.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 

@@ -4,8 +4,6 @@ Whatever broker such a test names, its URL is that of the environment, which for
 its transport is ours by kombu's table of aliases.
 """
 
-from __future__ import annotations
-
 import os
 from contextlib import ExitStack
 from pathlib import Path

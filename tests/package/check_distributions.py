@@ -1,7 +1,5 @@
 """What `make package` has built into dist/ is complete and installs; only `make package` runs this."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

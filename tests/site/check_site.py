@@ -1,7 +1,5 @@
 """The built site in a browser: `make docs` runs this after the build. It talks to nobody but itself."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import threading

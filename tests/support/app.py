@@ -67,7 +67,9 @@ def make_app(name: str, config: Mapping[str, Any] | None = None, **options: Any)
     if config is None:
         for path, value in settings.pop(CONSTANTS, {}).items():
             module, _, constant = path.rpartition(".")
-            setattr(importlib.import_module(module), constant, value)
+            imported = importlib.import_module(module)
+            getattr(imported, constant)  # it may have moved
+            setattr(imported, constant, value)
         write_events()
     app = Celery(name, **options)
     app.conf.update({**DEFAULTS, **settings})

@@ -1,7 +1,5 @@
 """Message bodies of other AWS services, as Amazon's developer guides show them, shortened."""
 
-from __future__ import annotations
-
 import json
 
 TOPIC = "arn:aws:sns:eu-central-1:123456789012:uploads"

@@ -3,8 +3,6 @@
 `BAD` draws SQS message bodies: none of them may succeed as a task of `tests/tasks/work.py`.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

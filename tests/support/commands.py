@@ -1,18 +1,30 @@
-"""`celery -A <module> ...` as a process, for tests of commands."""
+"""`celery -A <module> ...` as a process, and `sqs` in this one, for tests of commands."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from click.testing import CliRunner
 from support.worker import environment
+
+from celery_sqs_visibility.operate.commands import sqs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from celery import Celery
+    from click.testing import Result
+
 SECONDS = 120  # of a command that hangs
+
+
+def invoke(app: Celery, *args: str, **options: Any) -> Result:
+    """Run `celery sqs *args` of an app in this process."""
+    return CliRunner().invoke(sqs, args, obj=SimpleNamespace(app=app), **options)
 
 
 def run_celery(

@@ -147,7 +147,7 @@ ROWS = (
     Row(
         "retrying_with_arguments",
         "`self.retry(kwargs=...)`, and the result backend cannot store that it is to be retried",
-        (Run(End.PUBLISHED, told=False),),
+        (Run(End.PUBLISHED),),
         S,
         {"refused": [R]},
         more=1,

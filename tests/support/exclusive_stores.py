@@ -1,7 +1,5 @@
 """Where tests of exclusive tasks keep their keys."""
 
-from __future__ import annotations
-
 import signal
 import uuid
 from contextlib import contextmanager

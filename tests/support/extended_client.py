@@ -4,8 +4,6 @@
 `... send QUEUE_URL BUCKET` sends what it reads.
 """
 
-from __future__ import annotations
-
 import sys
 
 import boto3

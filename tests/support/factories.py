@@ -374,22 +374,19 @@ def queue_consumer(
     **options,
 ):
     """A consumer that may hold ten messages; `options` are transport options, unless it has a `holder`."""
-    pump = pump or (holder._pump if holder else Pump(clock))
     parsed = Options.parse({"visibility_timeout": TIMEOUT, **options})
     outgoing = OutgoingMessages(PayloadStore(payloads)) if payloads else OutgoingMessages()
     made = QueueConsumer(
-        holder or DeliveryHolder(parsed, redrive or RedriveBook(), clock, pump, outgoing, settle_window),
+        holder
+        or DeliveryHolder(parsed, redrive or RedriveBook(), pump or Pump(clock), outgoing, settle_window),
         EVERYTHING,
         open_message,
         Buffer() if buffer is None else buffer,
-        pump,
         capacity or Capacity(prefetch_seconds, slots, turns and turns.turns),
-        clock,
-        leases=leases,
-        payloads=payloads,
-        turns=turns,
-        pauses=pauses,
-        consumers=consumers,
+        leases,
+        turns,
+        pauses,
+        consumers,
     )
     made.set_prefetch_count(10)
     return made

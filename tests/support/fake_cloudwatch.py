@@ -1,7 +1,5 @@
 """CloudWatch in memory: values by the queue's and the metric's name."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.aws.port import Location
 
 

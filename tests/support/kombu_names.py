@@ -1,7 +1,5 @@
 """The names that the SQS transport of the installed kombu has for its users."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

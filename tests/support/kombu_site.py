@@ -1,7 +1,5 @@
 """kombu's API on an SQS of its own."""
 
-from __future__ import annotations
-
 import uuid
 
 from kombu import Connection, Exchange, Producer, Queue

@@ -1,7 +1,5 @@
 """A Lambda function, its queue and its event source mapping, without a server."""
 
-from __future__ import annotations
-
 import base64
 import json
 from datetime import UTC, datetime
@@ -57,7 +55,8 @@ class World:
         self.ran = []
         without_shared_tasks(monkeypatch)
         # The leases of tasks and the waits for keys count by the system's clock.
-        self.clock = FakeClock(SYSTEM_CLOCK.monotonic(), SYSTEM_CLOCK.wall())
+        # In whole seconds: of other floats a sum less one part is not always the other.
+        self.clock = FakeClock(int(SYSTEM_CLOCK.monotonic()), SYSTEM_CLOCK.wall())
         self.sqs = FakeSQS(self.clock)
         monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: self.sqs)
         monkeypatch.setattr(broker_context, "_contexts", {})

@@ -3,8 +3,6 @@
 Run by the interpreter of its own environment; needs nothing of ours.
 """
 
-from __future__ import annotations
-
 import functools
 import runpy
 

@@ -1,7 +1,5 @@
 """The sentences that the package logs at WARNING and above, as its source has them."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

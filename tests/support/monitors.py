@@ -44,7 +44,7 @@ class Flower(Monitor):
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         command = ("-m", "celery", *args, "flower", "--address=127.0.0.1", f"--port={port}")
         super().__init__(log, config, *command, python=PYTHON)
-        self._options["env"]["FLOWER_UNAUTHENTICATED_API"] = "true"  # or its buttons want a password
+        self._env["FLOWER_UNAUTHENTICATED_API"] = "true"  # or its buttons want a password
 
     def start(self) -> Self:
         return super().start().wait_for_log("Visit me at")

@@ -18,7 +18,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from support.fork_server import ForkedProcess, may_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POLL_SECONDS = 0.03
+#: Between two looks at what is waited for: at first, and after a while. A look may be a request.
+FIRST_LOOKS, LATER_LOOKS = 0.03, 0.25
 
 #: How long to wait, in seconds, for what comes at once where nothing is wrong, on a machine that is busy with
 #: other things: that something comes soon is shown by what has not come before it.
@@ -86,8 +89,8 @@ class GuardedProcess:
     ) -> None:
         self.command = list(command)
         self.log_path = Path(log_path)
-        self._options = {"env": env, "cwd": cwd, "stdin": stdin}
-        self._process: subprocess.Popen | None = None
+        self._env, self._cwd, self._stdin = env, cwd, stdin
+        self._process: subprocess.Popen | ForkedProcess | None = None
         self._read_from = 0
 
     def start(self) -> Self:
@@ -96,11 +99,23 @@ class GuardedProcess:
             raise RuntimeError(f"{self.command} is running already")
         self._read_from += len(self.log)
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, **self._options
-            )
+            self._process = self._begin(log)
         _tell_guard(self.pid)
         return self
+
+    def _begin(self, log: IO[bytes]) -> subprocess.Popen | ForkedProcess:
+        env = self._env or os.environ
+        if self._stdin == subprocess.DEVNULL and may_fork(self.command, env):
+            return ForkedProcess(self.command, env, self._cwd, log)
+        return subprocess.Popen(
+            self.command,
+            env=env,
+            cwd=self._cwd,
+            stdin=self._stdin,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     @property
     def pid(self) -> int:
@@ -206,11 +221,12 @@ def is_alive(pid: int) -> bool:
 
 def wait_until(condition: Callable[[], T], timeout: float, what: Callable[[], str] | str) -> T:
     """Poll until the condition is true and return what it returned; `what` describes the wait that failed."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while True:
-        last = time.monotonic() >= deadline  # known before: who stalls meanwhile looks once more
+        waited = time.monotonic() - began
+        last = waited >= timeout  # known before: who stalls meanwhile looks once more
         if value := condition():
             return value
         if last:
             raise TimeoutError(f"waited {timeout} s for {what() if callable(what) else what}")
-        time.sleep(POLL_SECONDS)
+        time.sleep(min(max(FIRST_LOOKS, waited / 10), LATER_LOOKS))

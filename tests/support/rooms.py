@@ -4,8 +4,6 @@
 docs/contributing/rooms.md; `tests/unit/test_rooms.py` holds both pages to the contracts.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """`benchmarks/scaling.py`, for tests: the formulae of docs/scaling.md."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@ only when no thread can go on. Before it passes, each thread that waits for a co
 if it then goes on, it should have been notified, and a real wait would have ended by its timeout.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import itertools

@@ -1,7 +1,5 @@
 """SQS and S3 for simulated threads: requests take time, and fail as told."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import defaultdict, deque

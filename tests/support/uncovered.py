@@ -4,8 +4,6 @@
 tests/uncovered.json, by file and function.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import json

@@ -6,8 +6,6 @@ and "replaced" when its successor was forked, which is not ready yet. With SLOW_
 second to begin and to end.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """A program with workers of the app of `work` on threads of its own, one after the other, as tests have."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """The tasks of `work`, in a worker whose user listens to its end: signals, `atexit`, what is saved."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import time

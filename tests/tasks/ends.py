@@ -1,7 +1,5 @@
 """Tasks that end in every way there is; `tests/support/ends.py` says what becomes of their messages."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

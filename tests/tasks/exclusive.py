@@ -1,7 +1,5 @@
 """Exclusive tasks."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -63,6 +61,27 @@ def killed_once(self, key):
         self.visibility.checkpoint("reached")
         os.kill(os.getppid(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+@noting(exclusive=of_first)
+def endless(self, key):
+    """Show life at the first attempt, until its process is killed."""
+    while not self.request.retries:
+        note("alive", key=key)
+        time.sleep(0.01)
+
+
+def hear_at_length(*_):
+    note("heard")
+    time.sleep(1)
+
+
+@noting(exclusive=of_first, time_limit=1, error_visibility_timeout=0, on_retry=hear_at_length)
+def limited(self, key):
+    """Show life at the first attempt, until its process is killed."""
+    while not self.request.retries:
+        note("alive", key=key)
+        time.sleep(0.01)
 
 
 @noting(exclusive=of_first, on_retry=lambda *_: time.sleep(1))

@@ -3,8 +3,6 @@
 `FLEET=old` is the code from before the move, with Celery's own task class. The new one has `VisibilityTask`.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

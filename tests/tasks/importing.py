@@ -1,7 +1,5 @@
 """Tasks that run for events of AWS; the tests read the diary."""
 
-from __future__ import annotations
-
 from support.app import make_app
 from support.diary import note
 

@@ -1,7 +1,5 @@
 """A worker of `work` that imports more tasks when its pool's processes are there: these never know them."""
 
-from __future__ import annotations
-
 from celery.signals import worker_ready
 from work import app
 

@@ -1,7 +1,5 @@
 """Tasks with large arguments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.app import make_app

@@ -1,8 +1,7 @@
 """Tasks that look at their own lease."""
 
-from __future__ import annotations
-
 import time
+from pathlib import Path
 
 from support.app import make_app, noting_of
 from support.diary import note
@@ -65,6 +64,15 @@ def until_lost(self, key, seconds):
     if run_for(30, lambda: self.visibility.lost):
         note("lost", key=key)
     run_for(seconds)
+
+
+@noting(max_retries=1)
+def failing_late(self, path):
+    """Fail twice, the first time once that file is there."""
+    while not (self.request.retries or Path(path).exists()):
+        time.sleep(0.05)
+    note("failing", retries=self.request.retries)
+    raise ValueError(path)
 
 
 @noting(when_lost="terminate", max_retries=10)

@@ -1,7 +1,5 @@
 """Tasks that fail for good; `test_dead_letters.py` reads what becomes of their messages."""
 
-from __future__ import annotations
-
 import os
 
 from celery.exceptions import Reject

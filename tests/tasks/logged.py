@@ -1,7 +1,5 @@
 """Tasks whose worker writes its log as JSON lines."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

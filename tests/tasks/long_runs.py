@@ -1,7 +1,5 @@
 """Tasks that hang, that tell how far they are, and that go on with another message."""
 
-from __future__ import annotations
-
 import time
 
 from support.app import make_app, noting_of

@@ -3,8 +3,6 @@
 CloudWatch gets a line every two seconds.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tasks that go to all workers: the exchange is `NEWS`, and with `QUEUE` the worker's queue has that name."""
 
-from __future__ import annotations
-
 import os
 
 from celery import Task

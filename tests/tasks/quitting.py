@@ -1,7 +1,5 @@
 """The tasks of `work`, in a worker that gets SIGQUIT when the first run is partly sent to a pool process."""
 
-from __future__ import annotations
-
 import signal
 
 from billiard.connection import Connection

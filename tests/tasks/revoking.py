@@ -1,7 +1,5 @@
 """The tasks of `work`, in a worker that revokes each `quick` one once it has been received."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

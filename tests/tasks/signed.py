@@ -1,7 +1,5 @@
 """A task whose messages are signed: Celery's serializer `auth`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.app import make_app, noting_of

@@ -1,7 +1,5 @@
 """A camera for `celery events --camera`."""
 
-from __future__ import annotations
-
 from celery.events.snapshot import Polaroid
 
 

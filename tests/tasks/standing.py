@@ -1,7 +1,5 @@
 """Tasks of which one has the first worker's main thread stand still as it comes."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """Tasks under tracers' eyes: OpenTelemetry's and Sentry's, whose spans and errors go to the diary."""
 
-from __future__ import annotations
-
 import sentry_sdk
 from celery import signals
 from opentelemetry import trace

@@ -1,7 +1,5 @@
 """Tasks under an error tracker's eyes: Sentry's SDK, whose events go to the diary and not to Sentry."""
 
-from __future__ import annotations
-
 import logging
 import os
 

@@ -3,8 +3,6 @@
 Or it leaves connections to a child: `python -m visiting QUEUE fork`.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Tasks that note what happens to them; the tests read the diary."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -111,16 +109,6 @@ def held(self, key, path):
 @app.task
 def on_error(request, exc, traceback):
     note("errback", exc=repr(exc))
-
-
-@noting(max_retries=1)
-def retrying_by_a_class(self, key):
-    raise self.retry(exc=ValueError, countdown=1)
-
-
-@noting(max_retries=3)
-def retrying_to_nowhere(self, key):
-    raise self.retry(queue="nosuch", countdown=0)
 
 
 @noting(error_visibility_timeout=30)

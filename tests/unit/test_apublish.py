@@ -1,7 +1,5 @@
 """`apublish`: the event loop goes on, requests are shared, errors and cancellation are as they should be."""
 
-from __future__ import annotations
-
 import asyncio
 import runpy
 import sys

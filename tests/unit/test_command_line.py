@@ -1,7 +1,5 @@
 """In a command an error is one line; elsewhere it is what it was."""
 
-from __future__ import annotations
-
 import pickle
 
 import click

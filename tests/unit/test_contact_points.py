@@ -1,7 +1,5 @@
 """Where we touch what Celery, kombu and botocore keep to themselves: a test each, to fail when it moves."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import pkgutil
@@ -47,7 +45,7 @@ from celery_sqs_visibility.policy.control_names import Use, replies_of, use_of
 from celery_sqs_visibility.policy.retries import CELERY_RETRY_DELAY_SECONDS
 from celery_sqs_visibility.task.context import DeliveryContext
 from celery_sqs_visibility.transport import channel, transport
-from celery_sqs_visibility.transport.delays import eta_of
+from celery_sqs_visibility.transport.encoding import eta_of
 from celery_sqs_visibility.transport.temporary_queues import temporary
 
 #: Sources that we rely on and what they mention; with " ... " between, in that order.
@@ -176,6 +174,8 @@ MENTIONED = [
     ("kombu.asynchronous.hub:Hub.call_soon", "self._ready_lock", "self._ready.add(callback)"),
     # The loop comes round every ten seconds at the least, and says so.
     ("kombu.asynchronous.hub:Hub.fire_timers", "max_delay=10"),
+    ("kombu.asynchronous.hub:Hub.fire_timers", "min(delay or min_delay, max_delay)"),
+    ("kombu.asynchronous.hub:Hub.create_loop", "fire_timers = self.fire_timers"),
     ("kombu.asynchronous.hub:Hub.create_loop", "else 1 ... for tick_callback in copy(self.on_tick)"),
     ("celery.worker.loops:synloop", "connection.drain_events(timeout=2.0)"),
     # What watches a worker starts before it connects, and ends after its pool has.
@@ -284,8 +284,17 @@ MENTIONED = [
     ("celery.app.autoretry:add_autoretry_behaviour", "task._orig_run, task.run = task.run, run"),
     # Pools without processes give a lost run to the callback.
     ("celery.concurrency.base:apply_target", "except BaseException", "callback(ExceptionInfo())"),
-    # A hard time limit is told to on_failure before on_timeout.
-    ("billiard.pool:TimeoutHandler.on_hard_timeout", "job._set( ... job.handle_timeout(soft=False)"),
+    # A hard time limit is told to on_failure before on_timeout, and the process killed after that.
+    (
+        "billiard.pool:TimeoutHandler.on_hard_timeout",
+        "job._set( ... self._process_by_pid(job._worker_pid) ... job.handle_timeout(soft=False)",
+        "self._trywaitkill(process)",
+    ),
+    (
+        "celery.concurrency.asynpool:AsynPool.__init__",
+        "self.on_hard_timeout = getattr( ... self._timeout_handler, 'on_hard_timeout'",
+    ),
+    ("celery.concurrency.asynpool:AsynPool._on_hard_timeout", "self.on_hard_timeout(result)"),
     # Our channel keeps its consumers itself, and does with a message what the virtual channel does.
     ("kombu.transport.virtual:Channel.__init__", "_consumers", "_tag_to_queue", "_active_queues"),
     (
@@ -407,6 +416,8 @@ MENTIONED = [
         "self._limit_move_to_pool(request)",
     ),
     ("celery.worker.consumer.consumer:Consumer._schedule_bucket_request", "bucket.can_consume"),
+    ("celery.worker.consumer.consumer:Consumer._schedule_bucket_request", "self.timer.call_after("),
+    ("celery.worker.consumer.consumer:Consumer._limit_task", "self._schedule_bucket_request(bucket)"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "self.qos.decrement_eventually()"),
     ("celery.worker.consumer.consumer:Consumer._limit_post_eta", "bucket.add((request, tokens))"),
     # A task with an ETA waits until where we stand. For one that we put off we lower the prefetch count.

@@ -1,7 +1,5 @@
 """What a task costs, in calls and bytecodes, stays within its bounds; `make cost` writes them anew."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The documentation is true: its Python runs, its tables are complete, its links lead somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page on how runs end has the table that workers are held to."""
 
-from __future__ import annotations
-
 import pytest
 from support.ends import CELERY, PAGE, ROWS, document
 

@@ -1,7 +1,5 @@
 """Users meet one family of errors, all from the face, and all survive the way through a result backend."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Every listener hears what it subscribed to, and none can harm the others."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.events import (

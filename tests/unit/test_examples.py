@@ -1,7 +1,5 @@
 """The examples' own promises: an object is imported once, a bad line costs only itself."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Costs grow no faster than `benchmarks/growth.py` allows: counted at one size, and at ten times that."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

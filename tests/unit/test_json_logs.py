@@ -1,7 +1,5 @@
 """JSON lines: what each has, of odd records, too; and what of Celery's is left out."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import UserDict
@@ -68,6 +66,12 @@ def test_a_line_of_a_worker_has_the_nodes_name(monkeypatch):
     assert "node" not in line_of("begins")
     signals.celeryd_init.send(sender="celery@shop", instance=None, conf=None, options={})
     assert line_of("begins")["node"] == "celery@shop"
+
+
+def test_each_life_of_a_worker_begins_with_a_line(caplog):
+    with caplog.at_level(logging.INFO, json_logs.OURS):
+        signals.celeryd_after_setup.send(sender="celery@shop", instance=None, conf=None)
+    assert caplog.messages == [json_logs.WORKER_STARTS]
 
 
 def test_extras_and_the_exception_are_fields_and_celerys_arguments_are_not():

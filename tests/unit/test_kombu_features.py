@@ -1,7 +1,5 @@
 """docs/kombu-features.md: no option, property or name of the installed kombu is missing."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

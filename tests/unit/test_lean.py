@@ -1,7 +1,5 @@
 """What the package costs: an import, memory for each message in flight, bytes on the way to a child."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import gc

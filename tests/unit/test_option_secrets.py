@@ -1,7 +1,5 @@
 """What `celery inspect stats`, `conf` and `report` show of settings and transport options."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

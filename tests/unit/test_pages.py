@@ -1,7 +1,5 @@
 """The pages can be read: short, in plain words, from a question to the next page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,18 +1,19 @@
 """Progress is stored as a state of Celery's, where somebody may read it."""
 
-from __future__ import annotations
-
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
 from celery import Celery
+from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.factories import running, sqs_facts
 
 from celery_sqs_visibility import VisibilityTask, visibility
+from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.visibility import Progress
 
 
@@ -63,7 +64,7 @@ def test_it_is_stored_at_once_then_at_most_once_a_second_and_once_a_percent(step
         ignore_result=False,
         update_state=lambda state, meta: stored.append((clock.monotonic(), meta["current"])),
     )
-    request = SimpleNamespace(called_directly=False, is_eager=False, ignore_result=False, sqs=None)
+    request = Context(called_directly=False, is_eager=False, ignore_result=False)
     begun = clock.monotonic()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(visibility, "SYSTEM_CLOCK", clock)
@@ -86,6 +87,17 @@ def test_an_unknown_total_has_no_percents(task, stored, clock, total, numbers):
             progress.show(current)
             clock.advance(1)
     assert stored == told(*numbers, total=total)
+
+
+def test_a_run_that_has_lost_its_message_leaves_the_state_to_another(
+    task, stored, clock, leases, monkeypatch
+):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    lease = leases.take(clock.monotonic() + 1, print, math.inf)
+    with running(task, visibility_lease=lease.key):
+        for _ in task.visibility.track(range(3)):
+            clock.advance(2)
+    assert stored == told(0, total=3)
 
 
 def test_an_empty_list_is_all_done(task, stored):

@@ -1,7 +1,5 @@
 """Which block a publication goes into, from which thread, and what is left alone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import gc

@@ -1,7 +1,5 @@
 """The recipes for ECS and Kubernetes are valid, and fit our commands and options."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

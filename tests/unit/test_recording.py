@@ -1,7 +1,5 @@
 """The picture of `make demo`: a terminal is followed, and its frames become an SVG that can be read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from xml.etree import ElementTree as ET
 

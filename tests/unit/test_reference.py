@@ -1,7 +1,5 @@
 """The pages of the reference are what the code says."""
 
-from __future__ import annotations
-
 import pytest
 from support.reference import DOCS, TABLE, pages
 

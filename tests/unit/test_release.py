@@ -1,7 +1,5 @@
 """`make release` says what is to be done before the upload."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from dataclasses import replace

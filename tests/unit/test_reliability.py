@@ -1,7 +1,5 @@
 """The table of docs/reliability.md: what tests saw, and no fault that no test puts in the way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

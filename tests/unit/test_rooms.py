@@ -1,7 +1,5 @@
 """The picture of the rooms is that of the contracts: see `make picture`."""
 
-from __future__ import annotations
-
 from support import rooms
 
 STALE = "run `make picture`: the contracts in pyproject.toml, or docstrings of rooms, have changed"

@@ -1,7 +1,5 @@
 """What docs/scaling.md computes: its tables are the code's, its formulae what a heartbeat and a poll do."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
@@ -31,7 +29,7 @@ def extended(count, seconds, phase=0.0):
     clock = FakeClock(monotonic=1000 + phase)
     sqs = FakeSQS(clock)
     held = Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
-    heartbeat = Heartbeat(held, clock, lambda *_: None, Pump(clock))
+    heartbeat = Heartbeat(held, lambda *_: None, Pump(clock))
     held.receive(received(sqs_queue(sqs=sqs), count, clock), clock.monotonic())
     end = clock.monotonic() + seconds
     while (due := held.next_extension()) < end:

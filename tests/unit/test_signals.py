@@ -1,7 +1,5 @@
 """Each signal is a listener of one event."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility import horizon_near, message_lost

@@ -1,7 +1,5 @@
 """The pictures of docs/visibility.md are those of the record beside them."""
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 

@@ -1,7 +1,5 @@
 """docs/quickstart.md, and the box that it shares with other pages: tasks do what these say."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,9 +1,6 @@
 """What a task's own code sees of its lease: on SQS and off it, in time and too late."""
 
-from __future__ import annotations
-
 import math
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +11,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility import InactivityError, VisibilityLostError, VisibilityTask, visibility
 from celery_sqs_visibility.delivery import lease_table
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.policy.quotas import HORIZON_MARGIN_SECONDS, VISIBILITY_HORIZON_SECONDS
 from celery_sqs_visibility.policy.run_limits import NEAR_HORIZON_SECONDS
 from celery_sqs_visibility.visibility import EXTEND_TIMEOUT_SECONDS, Visibility
@@ -41,12 +38,9 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def table(monkeypatch):
-    table = LeaseTable()
-    monkeypatch.setattr(lease_table, "lease_table", lambda: table)
-    yield table
-    for end in table._pipe:
-        os.close(end)
+def table(monkeypatch, leases):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    return leases
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import uuid
 
 import boto3
 import pytest
@@ -107,6 +108,22 @@ def make_site(queue, proxy, diary, sqs, start_worker, producer, tmp_path):
         return Site(queue, config, proxy, diary, sqs, start_worker, producer(config))
 
     return make
+
+
+@pytest.fixture
+def make_control_site(make_site):
+    """A site whose workers take commands, in queues of its own. At the end this process has none."""
+    made = []
+
+    def make(settings=None, **options):
+        prefix = f"c-{uuid.uuid4().hex[:8]}-"
+        made.append(make_site(settings, remote_control=True, control_prefix=prefix, **options))
+        return made[-1]
+
+    yield make
+    for site in made:
+        with site.app.connection_for_read() as connection:
+            connection.transport.context.end_control()
 
 
 @pytest.fixture(params=HANGING_STORES)

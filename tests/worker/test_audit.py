@@ -1,10 +1,9 @@
 """`celery sqs audit` on the logs of real workers: retries, a deploy, a kill, and no broken rule."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+from support.app import CONSTANTS
 from support.commands import run_celery
 from support.processes import SOON, wait_until
 from support.redis_server import RedisServer
@@ -49,8 +48,9 @@ def test_each_message_of_two_workers_one_of_which_dies_is_accounted_for(site):
     assert json.loads(alone.stdout)["unlogged_receives"] == 1
 
 
-def broken_rules(site, *workers):
-    found = run_celery(site.config, "sqs", "audit", *(worker.log_path for worker in workers), "--summary")
+def broken_rules(site, *workers, constants=()):
+    config = {**site.config, CONSTANTS: dict(constants)}
+    found = run_celery(config, "sqs", "audit", *(worker.log_path for worker in workers), "--summary")
     assert found.returncode == 1, found.stdout
     return json.loads(found.stdout)["broken_rules"]
 
@@ -79,3 +79,20 @@ def test_a_change_after_the_deadline_and_runs_that_overlap_are_found(site):
     rules = broken_rules(site, *workers)
     assert rules["changed after its deadline"] == 2
     assert rules["two runs overlap, and none was told that it had lost the message"] == 1
+
+
+@pytest.mark.breaks_rules
+def test_two_runs_of_one_receive_are_found(site):
+    worker = site.start("broken", env={"BROKEN": "messages go to Celery twice"})
+    site.app.send_task("broken.slow_failure", ["key", 5], task_id="key")
+    worker.wait_for_log('"message hidden"')
+    assert broken_rules(site, worker) == {"started twice under one receipt": 1}
+
+
+@pytest.mark.breaks_rules
+def test_a_message_of_which_nothing_became_is_found(site):
+    worker = site.start("broken", env={"BROKEN": "settlements are forgotten"})
+    site.app.send_task("broken.slow_failure", ["key", 0], task_id="key")
+    wait_until(lambda: worker.log.count('"task failed"') == 3, SOON, "runs that nothing explains")
+    waits = {f"{Auditor.__module__}.VANISHED_SECONDS": 5}
+    assert "nothing became of it, though its worker went on" in broken_rules(site, worker, constants=waits)

@@ -1,7 +1,5 @@
 """What S3, SNS, EventBridge and others put into a queue runs tasks, in a real worker."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

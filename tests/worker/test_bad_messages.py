@@ -1,7 +1,5 @@
 """What is no task neither harms the worker, nor delays tasks, nor is lost."""
 
-from __future__ import annotations
-
 import base64
 import bz2
 import json
@@ -190,7 +188,7 @@ def each_kind():
         "xz bomb": bomb("xz", lzma.compress(bytes(DECOMPRESSED_BYTES + 1), preset=0)),
         "bomb of an encoding": (
             encoded({**envelope(zlib.compress(bytes(10**6))), **OF_AN_ENCODING}),
-            "its content-encoding 'zlib' is not one of text",
+            "its content-encoding 'zlib' is not a text encoding",
         ),
         "compression of no kind": (with_headers(compression="zap"), f"{UNDECODABLE}: KeyError('zap')"),
         "an ETA in the year 9999": (with_headers(eta=FAR), f"its ETA, {FAR}, is "),

@@ -1,7 +1,5 @@
 """Tasks that collect messages in the worker and run many at once, as those of celery-batches."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility import publish_batch

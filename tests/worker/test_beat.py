@@ -1,7 +1,5 @@
 """Two beats on one FIFO queue: each due time once, also after one of them has died."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

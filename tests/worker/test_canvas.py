@@ -1,7 +1,5 @@
 """Chains, links, chords and results outlast lost children, killed workers, and a broker that is away."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

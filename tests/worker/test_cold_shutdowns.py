@@ -1,7 +1,5 @@
 """SIGQUIT, a second Ctrl-C and a soft timeout: what runs is ended, and its message comes back."""
 
-from __future__ import annotations
-
 import signal
 import time
 

@@ -1,7 +1,5 @@
 """`celery sqs queues`, `doctor`, `message` and `status` as processes, and commands whose reader has gone."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Celery's event loop has a connection error: what ran then is settled when it ends."""
 
-from __future__ import annotations
-
 import pytest
 from support.processes import SOON, wait_until
 

@@ -1,7 +1,5 @@
 """Messages that become several, or wait as another: nothing grows, and no part is sent twice."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

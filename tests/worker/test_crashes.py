@@ -1,7 +1,5 @@
 """However a run, a child or a whole worker ends: the message comes back, and a crash loop has an end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """What failed for good is moved to the dead letters with all there is to know, or kept; never run again."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 

@@ -1,7 +1,5 @@
 """`celery sqs dead-letters`, as a process, on the dead letters of a real worker."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

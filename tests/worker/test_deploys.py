@@ -1,7 +1,5 @@
 """SIGTERM, Ctrl-C and SIGHUP hand work back in time, and a worker ends by Celery's own way."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shelve

@@ -1,7 +1,5 @@
 """A worker on a thread of a program ends at once, and leaves the program alone."""
 
-from __future__ import annotations
-
 import signal
 import sys
 

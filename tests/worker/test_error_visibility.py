@@ -1,11 +1,7 @@
 """A failed task's message is hidden for a chosen delay, and comes back by itself."""
 
-from __future__ import annotations
-
 import pytest
-from celery.exceptions import QueueNotFound
 from support.faults import error
-from support.processes import SOON
 
 from celery_sqs_visibility.policy.polling import FOLLOW_UP_SECONDS
 
@@ -91,21 +87,6 @@ def test_the_task_knows_which_delivery_it_runs(make_site, pool):
     assert first["id"] == second["id"] == result.id
     assert not first["headers"]
     assert site.changes() == [2]
-
-
-@pytest.mark.parametrize(
-    ("task", "runs", "error"),
-    [("retrying_by_a_class", 2, ValueError), ("retrying_to_nowhere", 1, QueueNotFound)],
-)
-def test_a_retry_ends_with_the_error_of_its_class_and_one_to_nowhere_at_once(make_site, task, runs, error):
-    site = make_site({"task_create_missing_queues": False})
-    site.start()
-    result = site.send(task, "a")
-    with pytest.raises(error):
-        result.get(timeout=SOON)
-    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
-    assert (result.state, site.diary.count("started")) == ("FAILURE", runs)
-    assert site.changes() == [1] * (runs - 1)
 
 
 def test_no_sleep_of_ten_minutes_delays_a_retry_or_a_shutdown(make_site):

@@ -1,14 +1,11 @@
 """Celery's monitors and Flower see what workers do; where nobody listens, events cost nothing."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
-import uuid
 from urllib.request import urlopen
 
 import pytest
@@ -22,8 +19,8 @@ NODE = f"worker1@{socket.gethostname()}"
 
 
 @pytest.fixture
-def site(make_site):
-    return make_site(remote_control=True, control_prefix=f"{uuid.uuid4().hex[:8]}-", wait_time_seconds=2)
+def site(make_control_site):
+    return make_control_site(wait_time_seconds=2)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A process that connects with ever new keys: it keeps the sockets of the latest."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

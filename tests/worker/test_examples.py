@@ -1,7 +1,5 @@
 """The example projects, as they stand: proj by hand and as docs/quickstart.md says, and Django's shop."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,6 +12,7 @@ from pathlib import Path
 import pytest
 from proj.records import Records
 from support.aws_events import s3_notification, s3_record
+from support.commands import SECONDS
 from support.processes import SOON, GuardedProcess, wait_until
 from support.worker import TESTS
 
@@ -166,7 +165,7 @@ class Shop:
         command = [sys.executable, str(EXAMPLE / "manage.py"), *arguments]
         env = {**os.environ, **self.env}
         return subprocess.run(
-            command, env=env, capture_output=True, text=True, timeout=60, check=False, **options
+            command, env=env, capture_output=True, text=True, timeout=SECONDS, check=False, **options
         )
 
     def select(self, sql):

@@ -1,14 +1,12 @@
 """One run of a key at a time, none after it succeeded: across workers, duplicates, crashes and failures."""
 
-from __future__ import annotations
-
 import re
 import uuid
 
 import pytest
 from redis import Redis
 from support.exclusive_stores import create_table
-from support.faults import error
+from support.faults import error, latency
 from support.processes import SOON, wait_until
 from support.redis_server import RedisServer
 
@@ -186,6 +184,32 @@ def test_an_idle_worker_runs_what_continues_a_task_at_once_with_its_checkpoint(e
     wait_until_empty(site)
     assert [entry["checkpoint"] for entry in site.diary.entries("started")] == [None, 1, 2]
     assert logged(workers, "and was not run: its key") == 0
+
+
+@pytest.mark.prefork_only("only there a hard time limit ends a run")
+def test_a_run_is_killed_at_its_time_limit_before_its_key_is_free_or_a_handler_hears(exclusive_site):
+    site = exclusive_site()
+    start(site)
+    send(site, "limited", "limited")
+    site.diary.wait_for("done")
+    (heard,) = site.diary.entries("heard")
+    assert site.diary.entries("alive")[-1]["monotonic"] < heard["monotonic"]
+
+
+@pytest.mark.prefork_only("elsewhere a run ends a moment after its message is released")
+def test_a_shutdown_ends_a_run_before_another_worker_has_its_key(exclusive_site):
+    site = exclusive_site(shutdown_timeout=1)
+    ending = start(site, concurrency=1)
+    send(site, "endless", site.queue)
+    site.diary.wait_for("started")
+    start(site, concurrency=1)
+    site.proxy.inject(latency(1), "ChangeMessageVisibilityBatch")
+    ending.terminate()
+    site.diary.wait_for("done")
+    again = site.diary.entries("started")[1]
+    assert site.diary.entries("alive")[-1]["monotonic"] < again["monotonic"]
+    assert ending.wait_exit() == 0
+    assert "shutdown: orphaned" in ending.log
 
 
 def other_queue(site):

@@ -1,7 +1,5 @@
 """What a failing task says, and to whom: the log at INFO, Celery's signals, an error tracker."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

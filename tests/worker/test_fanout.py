@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import boto3
 import pytest
@@ -11,19 +10,9 @@ from kombu import Exchange, Queue
 from kombu.common import Broadcast
 from kombu.transport import SQS
 from support.app import behind, close_app, make_app
-from support.faults import Answer
 
 #: kombu's own SQS transport has fanout since 5.7.
 needs_stock_fanout = pytest.mark.skipif(not hasattr(SQS, "SNS"), reason="kombu 5.7 brought fanout")
-
-
-NOT_ALLOWED = b"""<ErrorResponse><Error><Type>Sender</Type><Code>AuthorizationError</Code>
-<Message>injected by the test</Message></Error></ErrorResponse>"""
-
-
-def not_allowed(request, forward, removed):
-    """SNS refuses, in its XML."""
-    return Answer(403, NOT_ALLOWED, {"Content-Type": "text/xml"})
 
 
 @dataclasses.dataclass
@@ -61,11 +50,6 @@ class Newsroom:
         """The names of the subscribed queues that exist."""
         urls = self.site.sqs.list_queues(QueueNamePrefix="bcast").get("QueueUrls", [])
         return [name for name in self.subscribed() if any(url.endswith(f"/{name}") for url in urls)]
-
-    @staticmethod
-    def queue_of(worker):
-        """SQS's name of the worker's Broadcast queue."""
-        return re.search(r"queue '(bcast-[0-9a-f-]+)'", worker.log)[1]
 
     def readers(self, event, **match):
         return sorted(entry["worker"].partition("@")[0] for entry in self.site.diary.entries(event, **match))
@@ -111,13 +95,3 @@ def test_ours_and_stock_workers_get_what_either_sends(newsroom):
     for key in "ab":
         assert newsroom.readers("started", key=key) == ["ours", "stock"]
     assert all(worker.running for worker in workers)
-
-
-def test_a_worker_that_may_not_subscribe_ends_with_a_sentence(newsroom):
-    newsroom.site.proxy.inject(not_allowed, "Subscribe")
-    worker = newsroom.ours("first", ready=False)
-    assert worker.wait_exit() != 0
-    assert "cannot start, since subscription of queue 'bcast." in worker.log
-    assert "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and sns:Subscribe" in worker.log
-    assert "Traceback" not in worker.log
-    assert not newsroom.site.sqs.list_queues(QueueNamePrefix=newsroom.queue_of(worker)).get("QueueUrls")

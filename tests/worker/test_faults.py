@@ -1,7 +1,5 @@
 """Whatever SQS and the network do: no exit, no silence, nothing lost, back at work within three seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading
@@ -395,7 +393,7 @@ def test_the_lost_answer_to_a_receive_costs_a_visibility_timeout(make_trial):
 
 
 def test_a_message_that_an_answer_lists_twice_runs_once_and_frees_its_slot(make_trial):
-    constants = {"celery_sqs_visibility.transport.broker_context.PREFETCH_SECONDS": 0}
+    constants = {"celery_sqs_visibility.transport.receiving.PREFETCH_SECONDS": 0}
     trial = make_trial({CONSTANTS: constants}, worker={"concurrency": 1})
     with trial.site.proxy.inject(list_twice(), RECEIVE):
         for number in range(6):

@@ -1,7 +1,5 @@
 """A FIFO queue: one message of a group at a time, in order, whatever fails; other groups go on."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,33 +1,24 @@
 """`celery -A proj sqs find` and `held`, of real workers: one that answers, and one that was killed."""
 
-from __future__ import annotations
-
 import json
 import socket
-import uuid
-from types import SimpleNamespace
 
 import boto3
 import pytest
-from click.testing import CliRunner
+from support.commands import invoke
 from support.processes import SOON, wait_until
 from support.redis_server import RedisServer
 
-from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.invocation import ask
 
 NODE = f"worker1@{socket.gethostname()}"
 
 
 @pytest.fixture
-def site(make_site, tmp_path):
+def site(make_control_site, tmp_path):
     options = {"wait_time_seconds": 1, "visibility_timeout": 300, "shutdown_timeout": 5}
-    prefix = f"{uuid.uuid4().hex[:8]}-"
     with RedisServer(tmp_path) as redis:  # of the exclusive tasks of one module
-        site = make_site(remote_control=True, control_prefix=prefix, coordination_store=redis.url, **options)
-        yield site
-    with site.app.connection_for_read() as connection:
-        connection.transport.context.end_control()
+        yield make_control_site(coordination_store=redis.url, **options)
 
 
 def start(site, module="work", **options):
@@ -38,7 +29,7 @@ def start(site, module="work", **options):
 
 def sqs(site, *args, status=0):
     """What a command prints, as JSON, which asks one worker."""
-    result = CliRunner().invoke(group, [*args, "-t", "2", "--json"], obj=SimpleNamespace(app=site.app))
+    result = invoke(site.app, *args, "-t", "2", "--json")
     assert result.exit_code == status, result.output
     return json.loads(result.stdout)
 
@@ -94,7 +85,7 @@ def test_what_is_held_says_what_a_signal_would_do(site, tmp_path):
     )
     assert answer["workers"][NODE]["runs_have"] == 5
     assert not sqs(site, "held", "--long", "1h")["held"]
-    result = CliRunner().invoke(group, ["held", "-t", "2"], obj=SimpleNamespace(app=site.app))
+    result = invoke(site.app, "held", "-t", "2")
     assert "SIGTERM now (runs have 5s): 1 runs again." in result.output
     ends.touch()
 

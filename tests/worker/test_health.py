@@ -1,7 +1,5 @@
 """What a probe hears of a real worker: that it works, hangs, waits for SQS, ends, or is not there."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -91,7 +89,7 @@ def test_a_life_with_an_outage_at_its_start_one_in_its_middle_and_a_running_task
     site.send("held", "last", str(end := tmp_path / "end"))
     site.diary.wait_for("started", key="last")
     worker.terminate()
-    wait_for(UNWELL, "--ready", saying="it shuts down")
+    wait_for(UNWELL, "--ready", saying="it is shutting down")
     assert probe()[0] == WELL
     end.touch()
     worker.wait_exit()

@@ -1,7 +1,5 @@
 """The log as JSON lines, and the documented queries on that of a worker to which everything happens."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What kombu's SQS has: consumers, predefined queues, roles and backoff; what it cannot have harms nobody."""
 
-from __future__ import annotations
-
 import boto3
 import pytest
 from support.processes import SOON, wait_until

@@ -1,7 +1,5 @@
 """A Lambda function's module, imported and called in a process of its own as Lambda's runtime does it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

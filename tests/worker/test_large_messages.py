@@ -1,7 +1,5 @@
 """Messages that are too large for SQS, from `delay()` to the run, with payloads in moto's S3."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,6 @@
 """Tasks that a worker registers after its start, by `pool_restart(modules=[...])` or an import."""
 
-from __future__ import annotations
-
+import functools
 import uuid
 
 import pytest
@@ -12,20 +11,9 @@ pytestmark = pytest.mark.own_pool
 
 
 @pytest.fixture
-def make_late_site(make_site):
-    """A site whose worker takes commands, and restarts its pool when it is told to."""
-    sites = []
-
-    def make(**options):
-        prefix = f"{uuid.uuid4().hex[:8]}-"
-        control = {"remote_control": True, "control_prefix": prefix, "wait_time_seconds": 1}
-        sites.append(make_site({"worker_pool_restarts": True}, **control, **options))
-        return sites[0]
-
-    yield make
-    for site in sites:
-        with site.app.connection_for_read() as connection:
-            connection.transport.context.end_control()
+def make_late_site(make_control_site):
+    """A site whose worker restarts its pool when it is told to."""
+    return functools.partial(make_control_site, {"worker_pool_restarts": True}, wait_time_seconds=1)
 
 
 def import_late(site, worker):
@@ -71,20 +59,6 @@ def test_one_that_is_exclusive_has_its_key(make_late_site, tmp_path, pool):
             site.app.send_task("arriving.exclusive", ["key", str(tmp_path / "go on")])
         worker.wait_for_log("its key 'arriving.exclusive:key' is processed elsewhere")
         assert site.diary.count("started", key="key") == 1
-
-
-@pytest.mark.parametrize("pool", ["prefork"])
-def test_one_that_is_not_as_it_should_be_is_named_and_not_run(make_late_site, pool):
-    site = make_late_site()
-    worker = site.start(pool=pool)
-    import_late(site, worker)
-    worker.wait_for_log("task 'arriving.misplaced' has exclusive=True and is no VisibilityTask")
-    worker.wait_for_log("task 'arriving.exclusive' is exclusive, and no store is named for its keys")
-    worker.wait_for_log("task 'arriving.on_object' was registered after the worker's start")
-    site.app.send_task("arriving.misplaced")
-    worker.wait_for_log("task 'arriving.misplaced' is not registered")
-    site.begin("others are run")
-    wait_until(lambda: site.kept == 1, SOON, "only that message to be left")
 
 
 @pytest.mark.parametrize("pool", ["prefork"])

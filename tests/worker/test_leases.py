@@ -1,12 +1,11 @@
 """What a worker holds stays hidden, its task knows of the lease, and what happens when that is lost."""
 
-from __future__ import annotations
-
 import signal
 import time
 
 import pytest
 from support.faults import error
+from support.processes import SOON, wait_until
 
 POOLS = ["prefork", "threads", "solo", "gevent", "eventlet"]
 CAN_END_A_RUN = ["prefork", "gevent", "eventlet"]
@@ -122,6 +121,26 @@ def test_a_lost_message_that_comes_back_is_not_run_beside_its_first_run(make_sit
     assert site.diary.count("started") == 1
     assert pool == "solo" or not done["lost"]
     reliability("lease lost, the message comes back here", "no extension allowed, 5 s and more", ["a"])
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_a_run_that_has_lost_its_message_leaves_the_state_of_the_run_after_it(make_site, pool, tmp_path):
+    one_by_one = {"worker_prefetch_multiplier": 1}  # so that the message comes to the other worker
+    site = make_site(one_by_one, visibility_timeout=4, heartbeat_interval=3, wait_time_seconds=1)
+    cannot_extend(site)
+    workers = [start(site, pool=pool, concurrency=1, ready=False) for _ in range(2)]
+    for worker in workers:
+        worker.wait_ready()
+    told = tmp_path / "there"
+    result = site.app.send_task("leases.failing_late", (str(told),))
+    site.diary.wait_for("failing", retries=1)
+    site.proxy.wait_for(lambda _: site.counts() == (0, 0))
+    told.touch()
+    wait_until(
+        lambda: any("failed at attempt 1 of 2" in each.log for each in workers), SOON, "the first run's end"
+    )
+    assert site.app.AsyncResult(result.id).state == "FAILURE"
+    assert site.diary.count("failing") == 2
 
 
 def deleted_handles(calls):

@@ -1,7 +1,5 @@
 """`celery sqs local`: a worker and a producer run with the line that it prints."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -63,7 +61,7 @@ def test_a_worker_that_outlives_a_restart_says_what_makes_its_queues_and_goes_on
         assert local.wait_exit() == 0
         port = pasted["AWS_ENDPOINT_URL"].rpartition(":")[2]
         with serving(tmp_path / "again.log", port) as again:
-            again.wait_for_log("need their queues anew: celery -A ... sqs queues create", 60)
+            again.wait_for_log("need new queues: celery -A ... sqs queues create", 60)
             worker.wait_for_log("`celery -A ... sqs queues create` makes it anew", 60)
             made = run_celery(config, "sqs", "queues", "create", env=pasted)
             assert made.returncode == 0, made.stderr

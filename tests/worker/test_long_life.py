@@ -1,7 +1,5 @@
 """Children come and go, and use nothing of their worker's: no lock, no client, no thread."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

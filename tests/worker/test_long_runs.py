@@ -1,7 +1,5 @@
 """Runs that hang are ended, progress is told, and a long task goes on with another message."""
 
-from __future__ import annotations
-
 import pytest
 from celery import chain, group
 from celery.app.defaults import NAMESPACES

@@ -1,7 +1,5 @@
 """A worker that is short of memory loses nothing: it goes on, ends, or says that it is not live."""
 
-from __future__ import annotations
-
 import re
 import resource
 import signal
@@ -10,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from support.app import CONSTANTS
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.operate.health.probe import ask
@@ -22,6 +21,9 @@ PRESSURE_SECONDS = 6
 
 #: Two minutes until a worker that stands still says so, another worker's start, and its work.
 RECOVERED_WITHIN = 300
+
+#: Instead of a minute until a worker whose pool takes nothing says so.
+LATE_SECONDS = 10
 
 UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
@@ -104,7 +106,8 @@ def test_what_came_while_memory_lacked_runs_later_and_is_no_dead_letter(make_sit
 
 @pytest.mark.prefork_only("its pool's processes are stopped")
 def test_a_worker_whose_pool_takes_nothing_is_not_live(make_site):
-    site = make_site()
+    constants = {"celery_sqs_visibility.policy.health.HANDOVER_LATE_SECONDS": LATE_SECONDS}
+    site = make_site({CONSTANTS: constants})
     worker = site.start(name="w1")
     site.begin("before")
     wait_until(lambda: not site.kept, SOON, "its end, which a stopped process does not tell")
@@ -118,7 +121,8 @@ def test_a_worker_whose_pool_takes_nothing_is_not_live(make_site):
         return not answers[0]["ok"]
 
     wait_until(is_unwell, SOON, lambda: f"unwell, not {answers}")
-    assert "tasks have been waiting for the pool for 6" in answers[0]["reason"]
+    (waited,) = re.findall(r"tasks have been waiting for the pool for (\d+) s", answers[0]["reason"])
+    assert int(waited) >= LATE_SECONDS
     for child in worker.children():
         psutil.Process(child).resume()
     site.diary.wait_for("started", key="stuck")

@@ -1,7 +1,5 @@
 """A worker's metrics, as Prometheus, OpenTelemetry and CloudWatch get them."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.request

@@ -1,19 +1,16 @@
 """Queues are paused and resumed in real workers, by `celery -A proj sqs`, and the status shows it."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
 import uuid
-from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+from support.app import CONSTANTS
+from support.commands import invoke
 from support.processes import SOON, wait_until
 from support.worker import WorkerProcess
 
-from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.invocation import ask
 
 FIRST = f"worker1@{socket.gethostname()}"
@@ -21,16 +18,16 @@ TO_FIRST = ("-d", FIRST, "-t", str(SOON))  # who waits for one answer waits no l
 POLL_SECONDS = 1  # of a long poll, which nobody cuts off
 PAUSE_SECONDS = 5
 TASK_PAUSE_SECONDS = 15  # a busy machine does much more slowly what happens meanwhile
+#: A task is short for a worker, and many run in the time that it fetches for, however slow the machine.
+SHORT_TASKS = {
+    "celery_sqs_visibility.policy.prefetch.LONG_TASK_SECONDS": 1000,
+    "celery_sqs_visibility.transport.receiving.PREFETCH_SECONDS": 60,
+}
 
 
 @pytest.fixture
-def site(make_site):
-    prefix = f"{uuid.uuid4().hex[:8]}-"  # not the workers of the test before, which were killed
-    options = {"wait_time_seconds": POLL_SECONDS, "visibility_timeout": 300}
-    site = make_site(remote_control=True, control_prefix=prefix, **options)
-    yield site
-    with site.app.connection_for_read() as connection:
-        connection.transport.context.end_control()
+def site(make_control_site):
+    return make_control_site(wait_time_seconds=POLL_SECONDS, visibility_timeout=300)
 
 
 def start(site, node=FIRST, **options):
@@ -41,7 +38,7 @@ def start(site, node=FIRST, **options):
 
 
 def sqs(site, *args):
-    return CliRunner().invoke(group, args, obj=SimpleNamespace(app=site.app))
+    return invoke(site.app, *args)
 
 
 def answers(site, *args):
@@ -77,7 +74,8 @@ def test_nothing_begins_from_a_pause_until_the_resume(site, pool):
     assert started["sqs"]["receive_count"] <= 2
 
 
-def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site, tmp_path):
+def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(make_control_site, tmp_path):
+    site = make_control_site({CONSTANTS: SHORT_TASKS}, wait_time_seconds=POLL_SECONDS, visibility_timeout=300)
     start(site, concurrency=1, prefetch_multiplier=4)
     keys = [f"warm{number}" for number in range(20)]
     for key in keys:  # a worker with short tasks has more than its slots' number
@@ -94,7 +92,7 @@ def test_what_runs_goes_on_what_waits_goes_back_and_a_pause_for_a_time_ends(site
     wait_until(lambda: condition(site).items() >= told.items(), SOON, "the main process to hear of all")
     (answer,) = answers(site, "pause", site.queue, "--for", f"{PAUSE_SECONDS}s", *TO_FIRST).values()
     assert 0 < answer["ok"].pop("seconds_left") <= PAUSE_SECONDS
-    assert answer["ok"] == {"paused": True, "kept": False, **told}
+    assert answer["ok"] == {"paused": True, "kept": False, "rests": False, **told}
     wait_until(lambda: site.counts() == (3, 1), PAUSE_SECONDS, lambda: str(site.counts()))
     end.touch()
     site.diary.wait_for("done", key="running")
@@ -184,6 +182,8 @@ def test_a_paused_task_of_a_fifo_queue_is_held_with_its_group(make_fifo_site):
         site.app.send_task(f"work.{task}", [key], MessageGroupId=group_id)
     site.diary.wait_for("started", key="b1")
     wait_until(lambda: condition(site)["held"] == 1, SOON, "the paused one to be held")
+    (waits,) = ask(site.app, "sqs_held", SOON, [FIRST])[FIRST]["held"]
+    assert (waits["task"], waits["waits_for"]) == ("work.quick", "resume")
     site.diary.wait_for("started", key="a2")
     entries = site.diary.entries("started")
     assert [entry["key"] for entry in entries] == ["b1", "a1", "a2"]

@@ -1,7 +1,5 @@
 """A worker and a producer with the permissions that `celery sqs permissions` prints, and no others."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatch
 
 from support.commands import run_celery, run_json

@@ -1,7 +1,5 @@
 """How much is held, by few threads and in order: full batches of short tasks; of long ones what can run."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`task_publish_retry_policy` means what it says, and a broker that is not there is told as others are."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -107,14 +105,6 @@ def app(make_site, monkeypatch):
     # Another test of this process may have reached the same port within the last seconds.
     monkeypatch.setattr(boto, "REACHED_SECONDS", 0)
     return make_site(**AT_ONCE).app
-
-
-def test_a_connection_to_a_closed_port_fails_and_to_an_open_one_does_not(app, proxy):
-    app.connection().ensure_connection(max_retries=1)
-    app.connection().connect()
-    assert app.connection().default_channel.connection is not None
-    assert proxy.calls() == []
-    app.close()
 
 
 @pytest.mark.parametrize(

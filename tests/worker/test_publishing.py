@@ -1,7 +1,5 @@
 """Publishing many: exact numbers of requests, what goes wrong on the way, a worker that runs each once."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

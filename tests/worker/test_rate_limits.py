@@ -1,7 +1,5 @@
 """Rate-limited tasks that wait for their turn keep no slot from others, and lose no attempt."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -39,3 +37,13 @@ def test_what_waits_long_for_its_rate_waits_in_sqs_and_loses_no_attempt(make_sit
     sent = len(site.proxy.calls("SendMessage")) + sum(len(each.request["Entries"]) for each in batches)
     assert sent > 3, "copies wait in SQS"
     assert site.diary.count("started") == 3
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_tasks_start_at_their_rate_however_many_wait(make_site, pool):
+    site = make_site(limited_to("10/s"))
+    for key in range(50):
+        site.send("quick", key)
+    site.start(pool=pool)
+    times = [entry["monotonic"] for entry in site.diary.wait_for("started", 50)]
+    assert times[-1] - times[0] < 20, "with a timer for each Celery starts one in a second"

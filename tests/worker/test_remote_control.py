@@ -29,11 +29,14 @@ class ControlRoom:
     """A site whose workers take commands."""
 
     site: object
-    prefix: str
 
     @property
     def control(self):
         return self.site.app.control
+
+    @property
+    def prefix(self):
+        return self.site.config["broker_transport_options"]["control_prefix"]
 
     def start(self, *names, **options):
         """Workers of these names, that answer."""
@@ -72,14 +75,9 @@ class ControlRoom:
 
 
 @pytest.fixture
-def room(make_site):
-    prefix = f"c-{uuid.uuid4().hex[:8]}-"
+def room(make_control_site):
     secret = {"monitoring": {"url": "https://u:PASSWORD@host"}}
-    site = make_site(secret, remote_control=True, control_prefix=prefix, shutdown_timeout=2)
-    room = ControlRoom(site, prefix)
-    yield room
-    with room.site.app.connection_for_write() as connection:
-        connection.transport.context.end_control()
+    return ControlRoom(make_control_site(secret, shutdown_timeout=2))
 
 
 def test_a_worker_that_reads_and_writes_as_two_users_is_one_node(room, proxy):

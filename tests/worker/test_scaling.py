@@ -1,12 +1,10 @@
 """The formulae of docs/scaling.md, held against what real workers ask of SQS."""
 
-from __future__ import annotations
-
 import pytest
 from support.app import CONSTANTS
 from support.scaling import scaling
 
-SETTLE_WINDOW = "celery_sqs_visibility.transport.broker_context.SETTLE_WINDOW_SECONDS"
+SETTLE_WINDOW = "celery_sqs_visibility.transport.receiving.SETTLE_WINDOW_SECONDS"
 
 
 def entries(site, action):

@@ -1,7 +1,5 @@
 """One setting switches workers, beat and producers over; a wrong one ends a process with one sentence."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Queues of one worker with options of their own: urgent ones first, and some run few at once."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import uuid

@@ -1,7 +1,5 @@
 """Threads and greenlets that publish at the same time: exact messages, few requests, an error for each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

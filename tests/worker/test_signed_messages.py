@@ -1,7 +1,5 @@
 """Celery's signed messages on this transport: what nobody signed does not run."""
 
-from __future__ import annotations
-
 import base64
 import datetime as dt
 import json

@@ -1,7 +1,5 @@
 """A pool whose children are fresh interpreters, and inherit nothing: Celery's `worker_pool_start_method`."""
 
-from __future__ import annotations
-
 import pytest
 from celery.app.defaults import NAMESPACES
 

@@ -1,7 +1,5 @@
 """A worker's start: it waits for what passes, and ends with one clear sentence where waiting cannot help."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import time

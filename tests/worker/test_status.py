@@ -1,12 +1,11 @@
 """The board of `celery sqs status --watch`, in terminals of two widths, over real workers."""
 
-from __future__ import annotations
-
+import json
 import re
 import socket
-import uuid
 
 import pytest
+from support.commands import invoke
 from support.faults import error
 from support.monitors import Screen
 from support.processes import SOON, wait_until
@@ -20,13 +19,9 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @pytest.fixture
-def site(make_site, proxy, monkeypatch):
-    prefix = f"{uuid.uuid4().hex[:8]}-"
-    site = make_site(remote_control=True, control_prefix=prefix, visibility_timeout=6, wait_time_seconds=2)
+def site(make_control_site, proxy, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", proxy.url)
-    yield site
-    with site.app.connection_for_read() as connection:
-        connection.transport.context.end_control()
+    return make_control_site(visibility_timeout=6, wait_time_seconds=2)
 
 
 @pytest.fixture
@@ -70,3 +65,28 @@ def test_a_board_shows_leases_a_killed_worker_and_an_outage(site, board, tmp_pat
     for each in (narrow, without):
         assert not COLOURS.search(each.log)
         assert max(map(len, ESCAPES.sub("", each.log).splitlines())) <= 80
+
+
+def test_a_brake_that_is_on_is_seen_by_every_command(site, tmp_path, monkeypatch):
+    failing = tmp_path / "failing"
+    failing.write_text("1")
+    monkeypatch.setenv("TEST_DEPENDENCY_FAILS", str(failing))
+    for key in range(80):
+        site.app.send_task("braking.pay", [f"pay {key}"])
+    worker = site.start("braking", name="worker1", concurrency=2)
+    worker.wait_for_log("brake 'bank' is applied")
+
+    def queue_waits_for_brake():
+        taken.update(json.loads(invoke(site.app, "status", "-t", "2", "--json").stdout))
+        (queue,) = [each for each in taken["queues"] if each["queue"] == site.queue]
+        return queue["why"] == "for brake 'bank', and the queue is polled seldom meanwhile"
+
+    taken = {}
+    wait_until(queue_waits_for_brake, SOON, lambda: f"the queue to rest, not {taken}")
+    (told,) = taken["workers"][NODE]["brakes"]
+    assert (told["brake"], told["stage"], told["tasks"]) == ("bank", "on", ["braking.pay"])
+    assert told["error"].startswith("DependencyDown(")
+    held = ask(site.app, "sqs_held", SOON, [NODE])[NODE]["held"]
+    assert "brake 'bank'" in {each["waits_for"] for each in held}
+    failing.unlink()
+    site.diary.wait_for("done", 80)

@@ -1,14 +1,11 @@
 """Workers with remote control, metrics, health and fanout at the same time: what each sees of the others."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import socket
 import urllib.error
 import urllib.request
-import uuid
 
 import pytest
 from kombu import Queue
@@ -23,21 +20,11 @@ NODE = f"w1@{socket.gethostname()}"
 
 
 @pytest.fixture
-def site(make_site, queue, tmp_path_factory, monkeypatch):
+def site(make_control_site, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path_factory.mktemp("t")))
-    prefix = f"c-{uuid.uuid4().hex[:8]}-"
-    site = make_site(
-        {CONSTANTS: {"celery_sqs_visibility.policy.options.SAMPLE_ALONE_SECONDS": 10}},
-        remote_control=True,
-        control_prefix=prefix,
-        supports_fanout=True,
-        http_address=f":{free_port()}",
-        wait_time_seconds=1,
-    )
-    site.prefix = prefix
-    yield site
-    with site.app.connection_for_read() as connection:
-        connection.transport.context.end_control()
+    often = {CONSTANTS: {"celery_sqs_visibility.policy.options.SAMPLE_ALONE_SECONDS": 10}}
+    options = {"supports_fanout": True, "http_address": f":{free_port()}", "wait_time_seconds": 1}
+    return make_control_site(often, **options)
 
 
 def get(site, path):
@@ -50,8 +37,13 @@ def get(site, path):
             return error.read().decode()
 
 
+def prefix_of(site):
+    """Of the names of control queues."""
+    return site.config["broker_transport_options"]["control_prefix"]
+
+
 def control_queues(site):
-    return site.sqs.list_queues(QueueNamePrefix=site.prefix).get("QueueUrls", [])
+    return site.sqs.list_queues(QueueNamePrefix=prefix_of(site)).get("QueueUrls", [])
 
 
 def wait_for_nodes(site, count):
@@ -88,8 +80,8 @@ def test_control_queues_are_none_of_the_apps_and_a_paused_one_is_everywhere(site
     for command in (["purge", "-f"], ["list", "bindings"], ["sqs", "doctor"], ["sqs", "queues", "create"]):
         done = run_celery(site.config, *command)
         assert "Traceback" not in done.stderr
-        assert site.prefix not in done.stdout + done.stderr
-    control = [line for line in worker.log.splitlines() if site.prefix in line]
+        assert prefix_of(site) not in done.stdout + done.stderr
+    control = [line for line in worker.log.splitlines() if prefix_of(site) in line]
     assert all("takes messages of remote control" in line for line in control)
 
 

@@ -1,7 +1,5 @@
 """The trace goes from publisher to task in every pool, retries included, and spans know their message."""
 
-from __future__ import annotations
-
 import pytest
 
 TRACE, PUBLISHER = 0xABC123, 0xDEF456

@@ -1,1 +1,1 @@
-"""Payloads in S3: put there before their messages are sent, removed after these are deleted."""
+"""Payloads in S3: stored before their messages are sent, removed after the messages are deleted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,10 +11,8 @@ from typing import Final
 from celery_sqs_visibility.aws.object_store import ObjectStore
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
-from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.errors import SQSError, UnavailableError, UnrecognizedResponseError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.message_limits import (
     PAYLOAD_BYTES,
     limit_in,
@@ -29,7 +27,7 @@ from celery_sqs_visibility.policy.payload_pointers import (
     prefix_of,
     size_attribute,
 )
-from celery_sqs_visibility.policy.quotas import DEDUPLICATION_SECONDS, MESSAGE_BYTES
+from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -50,13 +48,13 @@ class PayloadStore:
     """Where the payloads of large messages go: to objects whose keys begin with `prefix`.
 
     Attributes:
-        threshold: messages with more bytes are large, and those beyond the limit of their queue.
+        threshold: messages with more bytes go to S3, as do those beyond the limit of their queue.
     """
 
     objects: ObjectStore
     threshold: int = MESSAGE_BYTES
     prefix: str = ""
-    #: The first key with another prefix, about which there was a warning.
+    #: The first key with another prefix, once it was warned about.
     _told: list[str] = field(default_factory=list, compare=False, repr=False)
 
     @property
@@ -76,19 +74,18 @@ class PayloadStore:
 class OutgoingMessages:
     """Sends messages of any size. Without a `store`, those beyond the limit of their queue are refused.
 
-    Any thread: the one that sends makes the requests to S3, too. Each attempt makes an object of its own,
-    because SQS may have the message of an attempt that was not answered.
+    Any thread; the calling thread also makes the requests to S3. Each attempt creates an object of its own,
+    because SQS may have the message of an attempt that got no answer.
 
     Attributes:
-        store: where payloads go, if they may.
+        store: where large payloads go; `None` if they are not allowed.
     """
 
     def __init__(self, store: PayloadStore | None = None) -> None:
         self.store = store
-        # MaximumMessageSize by queue URL, as far as SQS has told it. Each access is atomic: no lock.
+        # MaximumMessageSize by queue URL, where SQS has reported it. Each access is atomic: no lock.
         self._limits: dict[str, int] = {}
-        self._lock = threading.Lock()  # guards _sent
-        self._sent = RecentKeys[str](MAX_REMEMBERED, DEDUPLICATION_SECONDS)  # message ids of FIFO queues
+        self._sent: OrderedDict[str, object] = OrderedDict()  # by message id, of FIFO queues; atomic, too
 
     def offloads(self, queue: Queue, size: int) -> bool:
         """Whether the payload of a message of `size` bytes, including attributes, goes to S3."""
@@ -101,7 +98,7 @@ class OutgoingMessages:
 
         Raises:
             MessageTooLargeError: the message was not sent.
-            SQSError: SQS or S3 failed. A message that SQS refused leaves no object.
+            SQSError: SQS or S3 failed. No object is left of a message that SQS refused.
         """
         size = _size(message)
         if self.offloads(queue, size):
@@ -121,7 +118,7 @@ class OutgoingMessages:
     def send_batch(
         self, queue: Queue, messages: Sequence[OutgoingMessage], *, urgent: bool = False
     ) -> BatchResult:
-        """Send up to ten messages: each with a payload in S3 alone, all others in one request."""
+        """Send up to ten messages: those with a payload in S3 one by one, the others in one request."""
         alone = [position for position, message in enumerate(messages) if self._offloads(queue, message)]
         together = [position for position in range(len(messages)) if position not in alone]
         failed: dict[int, SQSError] = {}
@@ -149,7 +146,7 @@ class OutgoingMessages:
     def _too_large(
         self, queue: Queue, messages: Sequence[OutgoingMessage], failed: dict[int, SQSError]
     ) -> list[int]:
-        """Take out and return those that can go to S3; without S3 they get an error with a remedy."""
+        """Take out and return those that can go to S3. Without a store, set an error that names a remedy."""
         limits = {position: self._learned(queue, error) for position, error in failed.items()}
         told = {position: limit for position, limit in limits.items() if limit is not None}
         if self.store is None:
@@ -163,7 +160,7 @@ class OutgoingMessages:
         return list(told)
 
     def _learned(self, queue: Queue, error: SQSError) -> int | None:
-        """Return the limit of the queue if SQS refused a message for its size, and remember it."""
+        """Return and remember the limit of the queue, if SQS refused a message for its size."""
         if (limit := limit_in(error)) is not None:
             self._limits[queue.url] = limit
         return limit
@@ -194,8 +191,11 @@ class OutgoingMessages:
             self._discard(objects, key)
 
     def _is_new(self, message_id: str) -> bool:
-        with self._lock:
-            return self._sent.add(message_id, SYSTEM_CLOCK.monotonic())
+        mine = object()
+        is_new = self._sent.setdefault(message_id, mine) is mine
+        if len(self._sent) > MAX_REMEMBERED:
+            self._sent.popitem(last=False)
+        return is_new
 
     @staticmethod
     def _discard(objects: ObjectStore, key: str) -> None:

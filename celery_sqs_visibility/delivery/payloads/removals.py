@@ -1,4 +1,4 @@
-"""Removes the payloads of deleted messages from S3: in batches, one at a time, repeated for a while."""
+"""Removes the payloads of deleted messages from S3, in batches, one at a time; retries for a while."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError, SQSError
 from celery_sqs_visibility.events import log_safely
 from celery_sqs_visibility.policy.backoff import pause
-from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
 #: A removal waits this long for others to share its request.
 LINGER_SECONDS: Final = 1.0
 
-#: A failed removal is repeated for this long. Then the bucket's lifecycle rule removes the payload.
+#: How long a failed removal is retried. Then the bucket's lifecycle rule removes the payload.
 TRY_SECONDS: Final = 60.0
 
 
@@ -42,11 +41,10 @@ class Removal:
 class Removals:
     """Removes payloads. Any thread may call `submit`, which does not block."""
 
-    def __init__(self, objects: ObjectStore, clock: Clock, pump: Pump | None = None) -> None:
+    def __init__(self, objects: ObjectStore, pump: Pump) -> None:
         self._objects = objects
-        self._clock = clock
-        self._outage = Outage(logger, "remove payloads", objects.bucket, clock, kind="bucket")
-        pump = pump or Pump(clock)
+        self._now = pump.now
+        self._outage = Outage(logger, "remove payloads", objects.bucket, pump.clock, kind="bucket")
         self.lane: Lane[list[Removal]] = pump.lane("removes payloads from S3", 1, self)
         self._lock = self.lane.lock  # guards everything below
         # A heap: (not before, tie-break, removal)
@@ -56,8 +54,8 @@ class Removals:
         self.flushing = 0  # flushes under way
 
     def submit(self, key: str) -> None:
-        """Remove an object soon: SQS has deleted its message."""
-        now = self._clock.monotonic()
+        """Remove the object of a deleted message soon."""
+        now = self._now()
         with self._lock:
             self.unfinished += 1
             self._wait([Removal(key, now + TRY_SECONDS, now + LINGER_SECONDS)])
@@ -70,7 +68,7 @@ class Removals:
     def due(self, now: float) -> float | None:
         if not self._waiting:
             return None
-        # A flush only waits for the pause after a failure.
+        # A flush waits only for pauses after failures.
         if self.flushing and any(not removal.failures for _, _, removal in self._waiting):
             return now
         return self._waiting[0][0]
@@ -83,7 +81,7 @@ class Removals:
         return math.ceil(len(self._waiting) / MAX_DELETED_OBJECTS)
 
     def take(self, now: float) -> list[Removal] | None:
-        """Take all removals, once one of them has waited for long enough."""
+        """Take all removals once one of them is due."""
         due = self.due(now)
         if due is None or due > now:
             return None
@@ -94,7 +92,7 @@ class Removals:
         return self._objects.delete([removal.key for removal in batch])
 
     def conclude(self, batch: list[Removal], since: float, failed: Mapping[int, SQSError]) -> None:
-        not_before = self._clock.monotonic() + pause(1 + max((batch[i].failures for i in failed), default=0))
+        not_before = self._now() + pause(1 + max((batch[i].failures for i in failed), default=0))
         again = {i for i, error in failed.items() if _may_pass(error) and not_before < batch[i].until}
         left = [batch[i].key for i in failed if i not in again]
         if failed:

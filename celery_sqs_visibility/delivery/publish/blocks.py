@@ -1,9 +1,8 @@
 """Blocks of `publish_batch`: a publication goes into the innermost block of its broker.
 
 A context variable has the open blocks, so asyncio's tasks and `asyncio.to_thread` inherit them. Threads and
-greenlets do not: in one that serves another request, messages are sent when `delay()` returns. They take part
-if they join (`Batch.joined`, `contextvars.copy_context().run`). A generator shares its caller's context, and
-so the open blocks.
+greenlets don't: a message published there is sent at once, unless they join (`Batch.joined`,
+`contextvars.copy_context().run`). A generator shares its caller's context, and so the open blocks.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from celery_sqs_visibility.errors import PublishError
 if TYPE_CHECKING:
     from celery_sqs_visibility.delivery.publish.sender import Sender
 
-#: Makes a sender to one broker. There is one such function for each broker and process.
+#: Creates a sender to one broker. There is one such function for each broker and process.
 NewSender = Callable[[], "Sender"]
 
-#: The blocks that this context has joined, the innermost last.
+#: The blocks that this context has entered or joined, the innermost last.
 _around: ContextVar[tuple[Batch, ...]] = ContextVar("celery_sqs_visibility.publish_batch", default=())
 
 
 class Batch:
-    """A block of the broker that `find_broker` returns; without effect if that isn't SQS. Any thread."""
+    """A block for the broker that `find_broker` returns; without effect if that isn't SQS. Any thread."""
 
     def __init__(self, find_broker: Callable[[], NewSender | None]) -> None:
         self._find_broker = find_broker
@@ -42,12 +41,12 @@ class Batch:
 
     @property
     def open(self) -> bool:
-        """Whether it takes messages. A forked child isn't in the blocks of its parent."""
+        """Whether it takes messages. A forked child isn't in its parent's blocks."""
         return not self._closed and self._pid == os.getpid()
 
     @functools.cached_property
     def broker(self) -> NewSender | None:
-        """The broker, looked up at the first publication: most brokers are not ours."""
+        """The broker, looked up at the first publication; `None` if it isn't SQS."""
         return self._find_broker()
 
     @contextmanager
@@ -57,7 +56,7 @@ class Batch:
         try:
             yield self
         finally:
-            # Not by resetting the variable: generators end in any order, and in any context.
+            # Don't reset the variable by its token: generators end in any order, and in any context.
             blocks = _around.get()
             if self in blocks:
                 last = len(blocks) - 1 - blocks[::-1].index(self)
@@ -75,7 +74,7 @@ class Batch:
             before.close()
 
     def close(self) -> PublishError | None:
-        """Take no more messages, and wait until all are sent. Returns the error of those that were not."""
+        """Take no more messages, and wait until all are sent. Returns an error about those that were not."""
         if not self.open:
             return None
         with self._lock:
@@ -85,7 +84,7 @@ class Batch:
         return self.unsent()
 
     def unsent(self) -> PublishError | None:
-        """The messages that are not known to be sent yet, as one error; `None` if there are none."""
+        """The messages that are not known to be sent, as one error; `None` if there are none."""
         results = [sender.unsent() for sender in self._senders]
         failures = [failure for failed, _ in results for failure in failed]
         return PublishError(failures, sum(count for _, count in results)) if failures else None
@@ -105,9 +104,9 @@ def blocks_around() -> list[Batch]:
 
 
 def batched(broker: NewSender, queue: Queue, message: OutgoingMessage, raw: dict[str, Any]) -> bool:
-    """Put the message into the innermost block of the broker. Returns `False` if there is no block.
+    """Put the message into the innermost block of the broker. Returns `False` if there is none.
 
-    Waits while too many messages are pending. `message` was made of `raw`, kombu's message.
+    Waits while too many messages are pending. `raw` is kombu's message, of which `message` was made.
     """
     if not _around.get():
         return False
@@ -115,7 +114,7 @@ def batched(broker: NewSender, queue: Queue, message: OutgoingMessage, raw: dict
     while blocks:
         batch = blocks.pop()
         if queue.fifo:
-            for outer in blocks:  # what was published around this block comes before what is in it
+            for outer in blocks:  # what was published there before comes first
                 outer.flush()
         if batch.put(queue, message, _task_id(raw)):
             return True

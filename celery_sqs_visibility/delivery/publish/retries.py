@@ -1,8 +1,8 @@
 """Retries of publications: kombu's, by the retry policy, and ours at the end of a task's run.
 
 After the task's own code Celery publishes the next step of a chain, a link or the body of a chord. Giving up
-on it costs more than waiting: the run is repeated, and a chord is lost, because Celery's backends then fail
-its body and forget the results of its members (celery/backends/base.py: `on_chord_part_return`).
+is worse than waiting: the run is repeated, and a chord is lost, because Celery's backends then fail its body
+and forget the results of its members (celery/backends/base.py: `on_chord_part_return`).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from celery_sqs_visibility.aws.attempts import attempt, pauses_until
 from celery_sqs_visibility.errors import PASSING_ERRORS, CredentialsRefusedError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
-#: kombu publishes again after these: errors that pass, and refused credentials, which rotation may replace.
+#: kombu retries after these: errors that pass, and refused credentials, which rotation may replace.
 RETRIED_ERRORS: Final = (*PASSING_ERRORS, CredentialsRefusedError)
 
 #: Well below the time for which Celery keeps others from publishing the body of a chord.
 END_OF_RUN_SECONDS: Final = 10.0
 
-#: The monotonic instant until which this thread or greenlet sends a publication again.
+#: The monotonic instant until which this thread or greenlet retries a publication.
 _deadline: ContextVar[float] = ContextVar("celery_sqs_visibility.publish_retries", default=0.0)
 
 T = TypeVar("T")
 
 
 def set_deadline() -> None:
-    """Note that the task's own code has ended: later publications belong to the end of its run."""
+    """Note that the task's own code has ended: later publications are the end of its run."""
     _deadline.set(SYSTEM_CLOCK.monotonic() + END_OF_RUN_SECONDS)
 
 
@@ -40,15 +40,15 @@ def clear_deadline() -> None:
 
 
 def until_deadline(request: Callable[[], T]) -> T:
-    """Call `request`, and until the deadline again if its error may pass. The publishing thread."""
+    """Call `request`, and retry it until the deadline if its error may pass. The publishing thread."""
     deadline = _deadline.get()
     return attempt(request, PASSING_ERRORS, pauses_until(deadline, SYSTEM_CLOCK)) if deadline else request()
 
 
 class PublishAttempts:
-    """The attempts of one kombu Connection to publish: a context manager around each, or a part of it.
+    """Counts one kombu Connection's attempts to publish: a context manager around each, or a part of it.
 
-    One thread at a time uses it. It does not belong to the Transport, because kombu makes a new one, with new
+    Used by one thread at a time. It can't be kept in the Transport, because kombu creates a new one, with new
     channels, before each retry.
     """
 
@@ -67,7 +67,7 @@ class PublishAttempts:
         if isinstance(error, RETRIED_ERRORS):
             self.failed += 1
             connection = None if self._connection is None else self._connection()
-            policy = {} if connection is None else connection.transport_options  # with this publication's
+            policy = {} if connection is None else connection.transport_options  # this publication's included
             most = policy.get("max_retries")
             if most is not None and self.failed > most:
                 self.failed = 0

@@ -13,7 +13,7 @@ from typing import Final
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue, when_known
 from celery_sqs_visibility.core.pending import PendingMessage, PendingMessages
-from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.outage import Outages
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import PASSING_ERRORS, QueueDoesNotExistError, SQSError, UnavailableError
@@ -21,11 +21,11 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 
-#: Batches in flight, each with its thread.
+#: Batches in flight, each in its own thread.
 MAX_SENDERS: Final = 8
 
-#: Publishing waits while this many messages, or bytes, are pending because SQS takes fewer than are
-#: published.
+#: Publishing blocks while this many messages, or bytes, are pending because SQS is slower than the
+#: publishers.
 MAX_PENDING: Final = 1000
 MAX_PENDING_BYTES = 32 * 1024 * 1024
 
@@ -36,9 +36,9 @@ Messages = list[PendingMessage[str | None]]
 
 
 class Sender:
-    """Sends the messages put into it. Any thread of the process that made it may call `put`.
+    """Sends the messages put into it. `put` may be called by any thread of the process that created it.
 
-    A batch is sent once it is full, has lingered for a second, or `close` is called. The threads end after
+    A batch is sent when it is full, has lingered for a second, or `close` is called. The threads end after
     `close`, when nothing is left to send.
 
     Args:
@@ -58,18 +58,19 @@ class Sender:
         self._clock = clock
         self._pid = os.getpid()
         # No thread counts as stuck, or its messages would be published twice: an upload to S3 may take long.
-        # The pump is its own: a block that is collected as garbage waits for its end, in any thread.
+        # It has a pump of its own: when a block is garbage-collected, any thread may have to wait for its
+        # end.
         self._pump = Pump(clock)
         self.lane = self._pump.lane("sends messages", MAX_SENDERS, self, hangs_after=math.inf)
         self._lock = self.lane.lock  # guards everything below
         self._pending: PendingMessages[str | None] = PendingMessages()
         self._closed = False
-        self._outages: dict[Queue, Outage] = {}
+        self._outages = Outages(logger, clock)
 
     def put(self, queue: Queue, message: OutgoingMessage, task_id: str | None) -> bool:
-        """Take a message, once few enough are pending. Returns `False` if no thread would send it."""
+        """Add a message, once few enough are pending. Returns `False` if no thread would send it."""
         if self._pid != os.getpid():
-            return False  # and a thread that this process lacks may hold the lock
+            return False  # the lock may be held by a thread that this process doesn't have
         if not self._has_capacity():
             self._wait_until(self._has_capacity)
         with self._lock:
@@ -90,7 +91,7 @@ class Sender:
         """Send what is left, and wait until it is sent or given up.
 
         Returns:
-            The task id and error of each message that could not be sent, and how many were put in altogether.
+            The task id and error of each message that could not be sent, and the total number of messages.
         """
         if self._pid == os.getpid():
             with self._lock:
@@ -101,14 +102,12 @@ class Sender:
         return self.unsent()
 
     def unsent(self) -> tuple[list[tuple[str | None, Exception]], int]:
-        """What `close` returns, as of now: a message that waits or is not answered counts as not sent."""
+        """What `close` would return now: a message that waits or is not answered counts as not sent."""
         if self._pid != os.getpid():
             return [], 0
         with self._lock:
             unsent = [(task_id, UnavailableError("it was not sent yet")) for task_id in self._pending.waiting]
             return [*self._pending.failures, *unsent], self._pending.accepted
-
-    # The work of the threads.
 
     def due(self, now: float) -> float | None:
         return now if self._pending.has_more(flushing=self._closed) else self._pending.due()
@@ -125,7 +124,7 @@ class Sender:
         return when_known(send) if queue.origin == "created" else send()
 
     def conclude(self, batch: Messages, since: float, failed: Mapping[int, SQSError]) -> None:
-        with suppress(Exception):  # a filter of the log must not end a sender
+        with suppress(Exception):  # a logging filter must not end a sender
             self._log_outage(batch, since, list(failed.values()))
         with self._lock:
             self._pending.conclude(batch, failed, self._clock.monotonic())
@@ -135,7 +134,7 @@ class Sender:
         return self._closed or not full
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait, and replace threads that died meanwhile: a producer has no supervisor."""
+        """Wait, and replace threads that have died: a producer has no supervisor."""
         while True:
             with self._lock:
                 if self.lane.wait_until(condition, CHECK_SECONDS):
@@ -146,13 +145,6 @@ class Sender:
         queue = batch[0].queue
         if any(isinstance(error, QueueDoesNotExistError) for error in errors):
             self._missing(queue.name)
-        if passing := [error for error in errors if isinstance(error, PASSING_ERRORS)]:
-            self._outage(queue).failure(passing[0])
-        elif queue in self._outages and len(errors) < len(batch):
-            self._outage(queue).success(since)
-
-    def _outage(self, queue: Queue) -> Outage:
-        with self._lock:
-            if queue not in self._outages:
-                self._outages[queue] = Outage(logger, "send messages", queue.name, self._clock)
-            return self._outages[queue]
+        passing = (error for error in errors if isinstance(error, PASSING_ERRORS))
+        worked = len(errors) < len(batch)
+        self._outages.note("send messages", queue.name, next(passing, None), since, worked=worked)

@@ -1,8 +1,8 @@
-"""Shared requests of threads that publish at the same time: group commit, without a thread of its own.
+"""Requests shared by threads that publish at the same time: group commit, without a thread of its own.
 
-A caller that is alone sends its message at once. Callers that arrive while a request of their queue is under
-way wait until it is over, or enough of them wait. Then one of them leads, and sends up to ten of their
-messages in one request. A leader returns once its own message is answered.
+A single caller sends its message at once. Callers that arrive while a request of their queue is in flight
+wait until it has ended, or until enough of them wait. Then one of them leads: it sends up to ten of their
+messages in one request, and returns once its own message is answered.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from celery_sqs_visibility.errors import AnswerLostError, RequestRefusedError, S
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 
-#: Fewer callers wait for the end of the request under way, so that a message costs a fifth of a request.
+#: Fewer callers wait for the request in flight to end, so that a message costs a fifth of a request.
 MIN_CALLERS: Final = 5
 
-#: Each caller that arrives lowers the known number of callers by this: from sixteen to ten after 600.
+#: Each arriving caller lowers the estimated number of callers by this: from sixteen to ten after 600.
 FORGOTTEN: Final = 0.01
 
-#: A leader waits a little longer, because callers whose request is just over may publish again.
+#: A leader waits a little longer, because callers whose request has just ended may publish again.
 GATHER_SECONDS: Final = 0.002
 
-#: A caller that is not woken in this time leads, whatever is under way. The leader may have died.
+#: A caller that isn't woken within this time leads anyway: the leader may have died.
 WAKE_SECONDS: Final = 1.0
 
-#: A caller waits this long for another's request. By then it is over, or its thread is gone.
+#: A caller waits this long for a leader's request. By then it has ended, or its thread is gone.
 ANSWER_SECONDS: Final = 20.0
 
 
@@ -43,7 +43,7 @@ class Gate:
     __slots__ = ("_lock",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # gevent may have replaced the class since this was imported
+        self._lock = threading.Lock()  # looked up now: gevent may have replaced the class after the import
         self._lock.acquire()
 
     def open(self) -> None:
@@ -52,7 +52,7 @@ class Gate:
             self._lock.release()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is open. Returns `False` if it isn't in that time."""
+        """Wait until it is open. Returns `False` if it isn't open in time."""
         opened = self._lock.acquire(timeout=seconds)
         if opened:
             self.open()
@@ -61,16 +61,16 @@ class Gate:
 
 @dataclass(slots=True, eq=False)
 class Publication:
-    """The message of a caller that waits.
+    """The message of a waiting caller.
 
     Attributes:
         size: in bytes, as SQS counts them.
         leads: whether its caller was told to lead.
         taken: whether it is part of a request.
-        woken: open once its caller need not wait to lead any more.
-        answered: open once the request that has it is over.
+        woken: opens when its caller need not wait to lead any more.
+        answered: opens when the request that contains it has ended.
         alone: whether SQS refused that request, so that its caller sends it alone.
-        error: why SQS has not taken it.
+        error: why SQS has not accepted it.
     """
 
     message: OutgoingMessage
@@ -87,9 +87,9 @@ class Traffic:
     """Publications to one queue. Decisions only: no lock, no thread, no request.
 
     Attributes:
-        sending: how many messages are in requests under way.
+        sending: number of messages in flight.
         waiting: the publications that are in no request, in the order of arrival.
-        callers: how many callers published at the same time lately.
+        callers: the recent number of callers at the same time.
     """
 
     def __init__(self, sending: int = 0, callers: float = 0) -> None:
@@ -99,19 +99,19 @@ class Traffic:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is under way or waits."""
+        """Whether nothing is in flight or waits."""
         return not (self.sending or self.waiting)
 
     @property
     def enough(self) -> bool:
-        """Whether enough callers wait for a request besides those under way: half of all.
+        """Whether enough callers wait for another request beside those in flight: half of all.
 
-        One half gathers while the request of the other half is under way, so nobody is left over.
+        One half gathers while the request of the other half is in flight, so nobody is left over.
         """
         return len(self.waiting) >= min(BATCH_ENTRIES, max(MIN_CALLERS, self.callers / 2))
 
     def arrive(self, publication: Publication) -> bool:
-        """Add a publication. Returns whether its caller leads at once: enough wait, or none is being sent."""
+        """Add a publication. Returns whether its caller leads at once: enough wait, or none is in flight."""
         over = self.over
         self.waiting.append(publication)
         self.callers = max(self.callers - FORGOTTEN, self.sending + len(self.waiting))
@@ -121,7 +121,7 @@ class Traffic:
     def take(self, leader: Publication, *, woken: bool = True) -> list[Publication]:
         """Take the next request: the leader's message, and others that fit, in the order of arrival.
 
-        A leader that was not woken does not count on requests under way: their callers may have died.
+        A leader that was not woken ignores the requests in flight: their callers may have died.
         """
         if not woken:
             self.sending = 0
@@ -147,7 +147,7 @@ class Traffic:
 class SharedRequests:
     """Sends messages of concurrent callers together. Any thread or greenlet of its process.
 
-    A caller that is interrupted or ended hands the lead on. If an exception keeps it from that, a waiting
+    A caller that is interrupted or ends chooses the next leader. If an exception prevents that, a waiting
     caller leads after `WAKE_SECONDS`.
     """
 
@@ -155,15 +155,15 @@ class SharedRequests:
         self._outgoing = outgoing
         self._has_bucket = outgoing.store is not None
         self._lock = threading.Lock()  # guards _traffic and what is in it
-        self._traffic: dict[Queue, Traffic] = {}  # of queues that have messages under way or waiting
-        self._callers = 0.0  # `Traffic.callers` of the latest that is over
-        self._inside: set[int] = set()  # threads and greenlets that send; each access is atomic
+        self._traffic: dict[Queue, Traffic] = {}  # of queues with messages in flight or waiting
+        self._callers = 0.0  # `callers` of the `Traffic` that ended last
+        self._inside: set[int] = set()  # threads and greenlets in `send`; each access is atomic
 
     def send(self, queue: Queue, message: OutgoingMessage) -> None:
-        """Send one message. Returns once SQS has it; raises as `OutgoingMessages.send`."""
+        """Send one message, and return once SQS has it. Raises the errors of `OutgoingMessages.send`."""
         caller = threading.get_ident()
-        # A signal handler or finalizer that publishes must not wait for the caller that it interrupts, and
-        # no message must wait for another's upload.
+        # A signal handler or finalizer that publishes must not wait for the caller it interrupted, and no
+        # message may wait for another's upload.
         if caller in self._inside or (self._has_bucket and self._goes_to_s3(queue, message)):
             self._outgoing.send(queue, message)
             return
@@ -193,7 +193,7 @@ class SharedRequests:
         size = message_bytes(message.body, message.attributes)
         publication = Publication(message, size)
         if size > MESSAGE_BYTES:
-            self._outgoing.send(queue, message)  # which refuses it
+            self._outgoing.send(queue, message)  # raises MessageTooLargeError
             return
         try:
             with self._lock:
@@ -216,7 +216,7 @@ class SharedRequests:
             raise copy(publication.error) from publication.error
 
     def _lead(self, queue: Queue, batch: Sequence[Publication]) -> None:
-        """Make a request, and wake the callers whose messages are in it."""
+        """Make a request, and wake the callers whose messages it contains."""
         for publication in batch:
             publication.error = _unanswered()  # overwritten once the answer has come
         try:
@@ -224,7 +224,7 @@ class SharedRequests:
         finally:
             for publication in batch:
                 publication.answered.open()
-                publication.woken.open()  # its caller may still wait for that
+                publication.woken.open()  # its caller may still wait to lead
             self._end(queue, sent=len(batch))
 
     def _request(self, queue: Queue, batch: Sequence[Publication]) -> None:
@@ -237,7 +237,7 @@ class SharedRequests:
                 messages = [publication.message for publication in batch]
                 errors = self._outgoing.send_batch(queue, messages, urgent=True).failed
         except RequestRefusedError as error:
-            # One of them is wrong, but not known.
+            # One of them is invalid, and the error doesn't say which.
             alone = len(batch) > 1
             errors = {} if alone else {0: error}
         except SQSError as error:
@@ -246,7 +246,7 @@ class SharedRequests:
             publication.error, publication.alone = errors.get(position), alone
 
     def _end(self, queue: Queue, *, sent: int = 0, interrupted: Publication | None = None) -> None:
-        """Wake the next leader: a request of `sent` messages is over, or a waiting caller was interrupted."""
+        """Choose the next leader, after a request of `sent` messages or when a caller was interrupted."""
         with self._lock:
             traffic = self._traffic.get(queue)
             if traffic is None:

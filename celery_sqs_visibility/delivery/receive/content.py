@@ -11,14 +11,14 @@ from celery_sqs_visibility.policy.printable import UNPRINTABLE
 #: Text, or text that may be missing.
 Text = TypeVar("Text", str, str | None)
 
-#: Characters to keep of a reason or a name. SQS counts the attributes of a dead letter as part of its size.
+#: Characters to keep of a reason or a name: SQS counts a dead letter's attributes as part of its size.
 MAX_TEXT_CHARACTERS: Final = 500
 
 
 class DecodedMessage(NamedTuple):
-    """A message's payload, and the task's name, id, ETA and retries, as far as the headers have them.
+    """A message's payload, and the task's name, id, ETA and retries, if its headers have them.
 
-    The sender may have chosen any text as name and id. Deliveries have them made `loggable`.
+    Name and id may be any text that the sender chose. Deliveries store them made `loggable`.
     """
 
     payload: dict[str, Any]  # for kombu's `Message`
@@ -44,10 +44,10 @@ class Records(NamedTuple):
 
 
 def loggable(text: Text) -> Text:
-    """Return text from a message, made fit for the log and an attribute of a dead letter."""
+    """Return text of a message in a form fit for the log and for an attribute of a dead letter."""
     if text is None:
         return text
-    if len(text) <= MAX_TEXT_CHARACTERS and text.isprintable():  # as most are
+    if len(text) <= MAX_TEXT_CHARACTERS and text.isprintable():  # the usual case
         return text
     shown = text if len(text) <= MAX_TEXT_CHARACTERS else f"{text[:MAX_TEXT_CHARACTERS]}..."
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", shown)

@@ -1,4 +1,4 @@
-"""Decoder: makes deliveries of received messages, with their content or the reason why it can't be read."""
+"""Decoder: turns received messages into deliveries, with their content or why it can't be read."""
 
 from __future__ import annotations
 
@@ -15,30 +15,24 @@ from celery_sqs_visibility.delivery.receive.content import DecodedMessage, Recor
 from celery_sqs_visibility.errors import UnreadableError
 from celery_sqs_visibility.events import DeliveryFacts, Received, emit, log_safely
 from celery_sqs_visibility.policy.clock import Clock
-from celery_sqs_visibility.policy.options import OptionsOfQueue
 from celery_sqs_visibility.policy.passing_errors import passes
-from celery_sqs_visibility.policy.payload_pointers import (
-    NO_PAYLOADS,
-    PayloadPointer,
-    ReadablePayloads,
-    pointer_in,
-)
+from celery_sqs_visibility.policy.payload_pointers import PayloadPointer, pointer_in
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS, WAIT_TIME_SECONDS
 from celery_sqs_visibility.policy.retries import attempts_made
 
 logger = logging.getLogger(__name__)
 
-#: An answer takes a while to arrive. So a visibility timeout is counted from this long before the arrival, or
-#: from the call if that was later.
+#: The time that an answer may take to arrive. A visibility timeout is counted from this long before the
+#: arrival, or from the call if that was later.
 MAX_TRANSIT_SECONDS = 1.0
 
-#: A poll lasts no longer, including the delay of its answer.
+#: The longest that a poll lasts, including the delay of its answer.
 MAX_POLL_SECONDS = WAIT_TIME_SECONDS + 5.0
 
 #: The system attribute of a message that SQS has moved to its dead-letter queue.
 SOURCE_ARN = "DeadLetterQueueSourceArn"
 
-#: The attributes of a message without any.
+#: The attributes of a message that has none.
 NONE: Final[Mapping[str, Any]] = {}
 
 NOT_TAKEN = "a message could not be decoded; it comes back"
@@ -46,21 +40,21 @@ NOT_TAKEN = "a message could not be decoded; it comes back"
 
 @dataclass(frozen=True, slots=True)
 class ReadLater:
-    """A message that can't be read for now, through no fault of its own; `error` says why."""
+    """A message that can't be read for now, for a reason outside of it; `error` says which."""
 
     error: Exception
 
 
-#: Content of a message: a task, nothing to run, or several records.
+#: What a message contains: a task, nothing to run, or several records.
 Opened = DecodedMessage | Delete | Records
 
-#: Content of a message, or the reason why it can't be read.
+#: What a message contains, or why it can't be read.
 ReadContent = Opened | UnreadableError | ReadLater
 
-#: Content of a received message, or its place in S3.
+#: What a received message contains, or where its payload is in S3.
 Content = ReadContent | PayloadPointer
 
-#: When this process was last seen running, if it was stopped between two instants; else the later one.
+#: Returns when this process was last seen running, if it was stopped between two instants; else the later.
 StoppedAt = Callable[[float, float], float]
 
 #: Decodes a message of a queue; raises `UnreadableError`.
@@ -68,49 +62,46 @@ DecodeMessage = Callable[[Queue, ReceivedMessage], Opened]
 
 
 class Decoder:
-    """Makes deliveries of messages. Threads that poll call it; it has no state.
+    """Turns messages into deliveries. Called by threads that poll; has no state.
 
     Args:
         open_message: decodes one message.
-        options_of: returns the options of a queue; receives asked for its `visibility_timeout`.
+        holder: of the deliveries. Its options say which objects in S3 a message may point to, and with which
+            `visibility_timeout` messages are received.
         clock: wall time.
-        holder: of the deliveries.
-        consumer: the consumer that receives them, if there is one.
-        readable: the payloads in S3 that messages may point to.
-        stopped_at: by default this process is assumed never to be stopped.
-        others: decode the messages of queues whose consumers are not Celery's, by name; never raise.
+        consumer: the consumer that receives them, if any.
+        stopped_at: finds out whether this process was stopped; by default it is assumed not to be.
+        others: decode the messages of queues whose consumers are not Celery's, by queue name.
     """
 
     def __init__(
         self,
         open_message: DecodeMessage,
-        options_of: OptionsOfQueue,
-        clock: Clock,
         holder: Holder,
+        clock: Clock,
         consumer: Consumer | None = None,
-        readable: ReadablePayloads = NO_PAYLOADS,
         stopped_at: StoppedAt = lambda _since, now: now,
         others: Mapping[str, DecodeMessage] = NONE,
     ) -> None:
         self._open = open_message
         self.others = others
-        self._options_of = options_of
+        self._options_of = holder.options.for_queue
+        self._readable = holder.options.readable_payloads
         self._clock = clock
         self._holder = holder
         self._consumer = consumer
-        self._readable = readable
         self._stopped_at = stopped_at
 
     def decode(
         self, queue: Queue, messages: Sequence[ReceivedMessage], called: float, returned: float
     ) -> list[tuple[Delivery, Content, ReceivedMessage]]:
-        """Make the deliveries of one poll, in order, with their content and the message.
+        """Make the deliveries of one poll, in order, each with its content and its message.
 
-        `called` and `returned` are the monotonic instants before and after the call. A message whose delivery
-        can't be made is logged and left out: nobody settles it, so it comes back by itself.
+        `called` and `returned` are the monotonic instants before and after the call. A message of which no
+        delivery can be made is logged and left out: nobody settles it, so it comes back.
         """
         deadline = self._deadline(queue, called, returned)
-        # SQS counts its 12 hours from the request, however long that waited for a message.
+        # SQS counts its 12 hours from the start of the request, even if that waited for a message.
         horizon = called + VISIBILITY_HORIZON_SECONDS
         now = round(self._clock.wall(), 3)  # milliseconds, as SQS's own instants
         taken: list[tuple[Delivery, Content, ReceivedMessage]] = []
@@ -144,7 +135,7 @@ class Decoder:
 
     def _deadline(self, queue: Queue, called: float, returned: float) -> float:
         timeout = self._options_of(queue.name).visibility_timeout
-        # If this process was stopped meanwhile, the answer may have waited for it.
+        # If this process was stopped meanwhile, the answer may have waited for it to go on.
         arrived = min(self._stopped_at(called, returned), called + MAX_POLL_SECONDS)
         transit = min(MAX_TRANSIT_SECONDS, timeout / 10)
         return max(called, min(returned, arrived) - transit) + timeout
@@ -166,7 +157,7 @@ class Decoder:
 
 
 def _why_not(error: Exception) -> UnreadableError | ReadLater:
-    """Why a message can't be read. A bug is logged where the message is refused."""
+    """Why a message can't be read. A bug is logged when the message is refused."""
     if passes(error):
         return ReadLater(error)
     if isinstance(error, UnreadableError):
@@ -180,11 +171,13 @@ def _facts(
     queue: Queue, message_id: str, attributes: Mapping[str, str], content: Content, received: float
 ) -> DeliveryFacts:
     receives = int(attributes.get("ApproximateReceiveCount", 1))
-    task = task_id = attempt = None
+    attempt = None
     if isinstance(content, DecodedMessage):
         task, task_id = loggable(content.task), loggable(content.task_id)
-        if content.eta is None and SOURCE_ARN not in attributes:  # or receives may have been no attempts
+        if content.eta is None and SOURCE_ARN not in attributes:  # otherwise some receives were not attempts
             attempt = attempts_made(receives, 0, content.retries) + 1
+    else:
+        task = task_id = None
     return DeliveryFacts(
         queue.name,
         message_id,

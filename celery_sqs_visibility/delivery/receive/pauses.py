@@ -1,4 +1,4 @@
-"""Pauses of queues, in which a process does not poll them, and of tasks, which it does not run."""
+"""Pauses of queues, which are not polled meanwhile, and of tasks, which are not run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 
-#: So often a throttled request for a queue's tags is repeated, which takes about ten seconds. All workers of
-#: an account together may make 30 requests about tags a second, and a large fleet starts at once.
+#: How often a throttled request for a queue's tags is made, which takes about ten seconds. All workers of an
+#: account together may make 30 requests about tags a second, and a large fleet starts at once.
 THROTTLED_TRIES: Final = 10
 
-#: A message whose task is paused is looked at again after this time.
+#: A message whose task is paused is checked again after this time.
 LOOK_SECONDS: Final = 60
 
-#: Errors after which the queue is polled as if no pause were kept. After others a poll would fail, too.
+#: After these errors the queue is polled as if it were not paused. After others a poll would fail, too.
 UNREADABLE: Final = (AccessDeniedError, RequestRefusedError, ThrottledError, UnrecognizedResponseError)
 
 
@@ -36,7 +36,7 @@ UNREADABLE: Final = (AccessDeniedError, RequestRefusedError, ThrottledError, Unr
 class Pause:
     """The monotonic instants of a pause; `until` is infinity if it has no end.
 
-    `kept` says whether workers that start meanwhile are paused, too.
+    `kept` is whether workers that start meanwhile are paused, too.
     """
 
     began: float
@@ -45,32 +45,37 @@ class Pause:
 
 
 class Pauses:
-    """Paused queues, or tasks, by Celery's names. One for each process: a pause outlasts a connection.
+    """Paused queues or tasks, by name. One for each process, because a pause outlasts a connection.
 
     Any thread. A pause that is over counts as none.
+
+    Attributes:
+        rests: by queue name, the monotonic instant until which polling rests. A rest is not a pause: messages
+            that were received are not given back.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._lock = threading.Lock()  # guards writes: looking up a key is atomic
         self._pauses: dict[str, Pause] = {}
+        self.rests: dict[str, float] = {}
         self._said_unreadable = False
 
     def pause(self, queue: str, seconds: float = math.inf, *, kept: bool = False) -> None:
-        """Pause the queue from now on, for `seconds`, instead of any pause that it has."""
+        """Pause the queue from now on for `seconds`, in place of any pause it has."""
         with self._lock:
             self._pauses[queue] = self._pause_for(seconds, kept=kept)
 
     def resume(self, queue: str) -> None:
-        """End the queue's pause, if it has one. A tag that is being read no longer counts."""
+        """End the queue's pause, if any. A tag that is being read meanwhile has no effect."""
         with self._lock:
             self._pauses[queue] = self._pause_for(0.0)
 
     def read_tag(self, queue: Queue, failures: int) -> None:
-        """Begin the pause that the queue's tag keeps, unless a command pauses or resumes the queue meanwhile.
+        """Begin the pause stored in the queue's tag, unless a command pauses or resumes it meanwhile.
 
-        Makes a request. Where the tag cannot be read, the queue is not paused, and the log says so once.
-        `failures` is how many requests have failed before.
+        Makes a request. If the tag can't be read, the queue is not paused, and this is logged once.
+        `failures` is the number of failed requests before this one.
 
         Raises:
             SQSError: SQS does not answer now: ask again.
@@ -105,20 +110,21 @@ class Pauses:
         return Pause(now, now + seconds, kept)
 
     def get(self, queue: str) -> Pause | None:
-        """The queue's pause, if it has one now."""
+        """The queue's pause; `None` if it is not paused now."""
         pause = self._pauses.get(queue)
         return pause if pause is not None and self._clock.monotonic() < pause.until else None
 
-    def until(self, queue: str) -> float:
-        """The monotonic instant at which the queue's latest pause ends or has ended."""
-        pause = self._pauses.get(queue)
-        return -math.inf if pause is None else pause.until
+    def polls_from(self, queue: str) -> float:
+        """The monotonic instant from which the queue may be polled, after its latest pause and rest."""
+        pause, rest = self._pauses.get(queue), self.rests.get(queue, -math.inf)
+        return rest if pause is None else max(rest, pause.until)
 
     def seconds_left(self, queue: str) -> float:
-        """How long the queue's pause still lasts; 0 without one."""
-        return max(0.0, self.until(queue) - self._clock.monotonic())
+        """How long the queue's pause still lasts; 0 without a pause."""
+        pause = self._pauses.get(queue)
+        return 0.0 if pause is None else max(0.0, pause.until - self._clock.monotonic())
 
     def all(self) -> dict[str, float | None]:
-        """The seconds that each pause still lasts, by name; `None` without an end."""
+        """The seconds that each pause still lasts, by name; `None` for one without an end."""
         left = {name: self.seconds_left(name) for name in list(self._pauses)}
         return {name: round(each, 1) if each < math.inf else None for name, each in left.items() if each}

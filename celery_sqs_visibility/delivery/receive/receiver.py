@@ -20,19 +20,18 @@ from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, UnavailableError
 from celery_sqs_visibility.events import ReceiveEnded, emit, log_safely
-from celery_sqs_visibility.policy.clock import Clock
 from celery_sqs_visibility.policy.health import PollingFacts
 from celery_sqs_visibility.policy.options import QueueOptions
 
 logger = logging.getLogger(__name__)
 
-#: What to do about a queue that existed before: somebody deleted it, or an SQS for development was restarted.
+#: Advice for a queue that existed before: somebody deleted it, or a development server was restarted.
 DELETED: Final = (
     "it was deleted, or its server has forgotten it: `celery -A ... sqs queues create` makes it anew with "
     "its dead-letter queue, and the worker receives from it without a restart"
 )
 
-#: Polls that are cut off while they wait are logged from this many on: a single one may be a restart of SQS.
+#: Polls cut off while they wait are logged from this number on: a single one may be a restart of SQS.
 CUTS_OF_A_HABIT: Final = 3
 
 CUT: Final = (
@@ -41,7 +40,7 @@ CUT: Final = (
     "requests: set wait_time_seconds to less than that"
 )
 
-#: Takes the messages of a poll, and the monotonic instants before and after the call.
+#: Takes the messages of a poll, and the monotonic instants before and after its request.
 Arrived = Callable[[Queue, Sequence[ReceivedMessage], float, float], None]
 
 #: Takes a kombu payload and its delivery, on the main thread.
@@ -49,20 +48,19 @@ OnMessage = Callable[[dict[str, Any], Delivery], object]
 
 
 class Receiver:
-    """Polls one queue, once, from `start` to `stop`. Errors are logged and polling continues. Any thread.
+    """Polls one queue from `start` to `stop`, which end it for good. Errors are logged. Any thread.
 
     Args:
         queue: the queue.
         capacity: shared with the other queues; the pump's lock guards it.
         options: of the queue.
-        receive: what every receive asks for, but for the visibility timeout.
-        clock: the monotonic clock.
-        arrived: takes the messages, on a thread of the pump, also after `stop`. Called without messages, too,
-            while hidden ones are to come back.
+        receive: the parameters of every receive request, except for the visibility timeout.
+        arrived: takes the messages, on a thread of the pump, also after `stop`. While hidden messages are due
+            to come back it is also called without messages.
         pump: its threads poll.
-        stopped: called after `stop`, once only polls that hang are in flight.
-        pauses: queues that are not polled for now; call `wake` after a change.
-        reads_tag: whether to read the queue's tag, which may keep a pause, before the first poll.
+        stopped: called after `stop`, once no poll is in flight except those that hang.
+        pauses: of the queues; call `wake` after a change.
+        reads_tag: whether to read the queue's tag, which may store a pause, before the first poll.
         after_poll: called after `arrived`, when the messages are held.
     """
 
@@ -72,7 +70,6 @@ class Receiver:
         capacity: Capacity,
         options: QueueOptions,
         receive: ReceiveOptions,
-        clock: Clock,
         arrived: Arrived,
         pump: Pump,
         stopped: Callable[[Queue], None] = lambda _queue: None,
@@ -83,13 +80,13 @@ class Receiver:
     ) -> None:
         self.queue = queue
         self._options = replace(receive, visibility_timeout=options.visibility_timeout)
-        self._clock = clock
+        self._now = pump.now
         self._arrived = arrived
         self._stopped = stopped
         self._after_poll = after_poll
-        self._pauses = pauses or Pauses(clock)
+        self._pauses = pauses or Pauses(pump.clock)
         self._reads_tag = reads_tag
-        self._outage = Outage(logger, "receive from SQS", queue.name, clock)
+        self._outage = Outage(logger, "receive from SQS", queue.name, pump.clock)
         self.lane: Lane[tuple[Poll]] = pump.lane(f"polls {queue.name!r}", MAX_POLLS, self, math.inf)
         self._lock: threading.Lock = pump.lock
         self._polls = QueuePolls(queue, capacity, options, self._served)  # guarded by the lock
@@ -101,12 +98,12 @@ class Receiver:
 
     @property
     def halted(self) -> bool:
-        """Whether no poll may begin: it is stopped, or its queue is paused."""
+        """Whether no poll may begin: the receiver is stopped, or its queue is paused."""
         return self.stopping or self._pauses.get(self.queue.name) is not None
 
     @property
     def in_flight(self) -> int:
-        """How many polls are under way, including those whose messages are being taken."""
+        """The number of polls in flight, including those whose messages are being taken."""
         return len(self._polls.in_flight)
 
     def start(self) -> None:
@@ -114,36 +111,36 @@ class Receiver:
         with self._lock:
             if self.stopping:
                 return
-            now = self._clock.monotonic()
+            now = self._now()
             self._polls.start(now)
-            self._polls.pause(self._pauses.until(self.queue.name), now)
+            self._polls.pause(self._pauses.polls_from(self.queue.name), now)
         self.lane.start()
 
     def stop(self) -> None:
-        """Poll no more. Does not wait for polls in flight, whose messages still arrive."""
+        """Start no more polls. Does not wait for those in flight, whose messages still arrive."""
         with self._lock:
-            self._polls.stop(self._clock.monotonic())
+            self._polls.stop(self._now())
             over = self._polls.is_over
         self.lane.stop()
         if over:
             self._stopped(self.queue)
 
     def wake(self) -> None:
-        """Follow a pause of the queue, or its end. Polls in flight go on, as after `stop`."""
+        """Apply a change of the queue's pause or rest. Polls in flight go on, as after `stop`."""
         with self._lock:
-            self._polls.pause(self._pauses.until(self.queue.name), self._clock.monotonic())
+            self._polls.pause(self._pauses.polls_from(self.queue.name), self._now())
             self.lane.wake()
 
     def wait_for_polls(self, until: float) -> bool:
-        """Wait until that instant for polls in flight, once stopped or paused. Returns whether all ended."""
+        """Wait until that instant for polls in flight, after a stop or pause. Returns whether all ended."""
         with self._lock:
             if not self._polls.in_flight:
                 return True
-            seconds = max(0.0, until - self._clock.monotonic())
+            seconds = max(0.0, until - self._now())
             return self.lane.wait_until(lambda: not self._polls.in_flight, seconds)
 
     def expect(self, message_id: str, at: float) -> None:
-        """A message of this queue becomes visible at that monotonic instant."""
+        """Expect a message of this queue to become visible at that monotonic instant."""
         with self._lock:
             if self._polls.expect(message_id, at):
                 self.lane.wake()
@@ -157,17 +154,17 @@ class Receiver:
         )
 
     def hidden(self, now: float) -> int:
-        """How many messages are hidden and will come back. Any thread, even if another keeps the lock."""
+        """The number of hidden messages that will come back. Any thread; takes no lock."""
         return self._polls.schedule.hidden(now)
 
     def replace_stuck(self, now: float) -> None:
-        """Replace polls that are late. The supervisor's thread."""
-        if self._polls.waits_in_time(now):  # as nearly always
+        """Replace overdue polls. The supervisor's thread."""
+        if self._polls.waits_in_time(now):  # the usual case
             return
         with self._lock:
             self._polls.look(now, [poll for job in self.lane.in_progress() for poll in job.batch])
             late = self._polls.note_late(now)
-            self.lane.wake()  # only useful if a wake-up was lost
+            self.lane.wake()  # in case a wake-up was lost
         if any(poll.state is PollState.UNANSWERED for poll in late):
             self._outage.failure(UnavailableError("ReceiveMessage gets no answer", action="ReceiveMessage"))
             self.queue.sqs.discard_idle_connections()
@@ -175,11 +172,9 @@ class Receiver:
             logger.error("a thread that %s hangs; another takes its place", self.lane.duty)
 
     def _served(self) -> None:
-        """Make a thread poll, as there is capacity now. Under the lock."""
-        now = self._clock.monotonic()
+        """Make a thread poll, because there is capacity now. Under the lock."""
+        now = self._now()
         self.lane.wake_for(now, now)
-
-    # The work of the lane.
 
     def due(self, now: float) -> float | None:
         return self._polls.due(now)
@@ -192,21 +187,21 @@ class Receiver:
         return None if poll is None else (poll,)
 
     def send(self, batch: tuple[Poll], _since: float) -> BatchResult:
-        """Make the poll. Its messages are taken, whatever else fails."""
+        """Make the poll. Messages that arrived are taken even if something fails."""
         (poll,) = batch
         options = replace(self._options, attempt_id=poll.attempt.id) if poll.attempt else self._options
         messages: list[ReceivedMessage] = []
         try:
             if self._reads_tag:
                 self._read_tag()
-                return BatchResult({})  # the next poll has all its time
+                return BatchResult({})  # so that the next poll has its full time
             messages = self.queue.sqs.receive(self.queue.url, poll.reservation.messages, poll.wait, options)
         except SQSError as error:
             self._fail(poll, error)
         else:
             self._succeed(poll, messages)
         finally:
-            now = self._clock.monotonic()
+            now = self._now()
             if messages or self.hidden(now):
                 self._arrived(self.queue, messages, poll.started, now)
                 with self._lock:
@@ -215,21 +210,21 @@ class Receiver:
         return BatchResult({})
 
     def _read_tag(self) -> None:
-        """Read the tag in place of the first poll, on its thread: the worker's start does not wait for it.
+        """Read the tag in place of the first poll, on its thread, so that the worker's start does not wait.
 
         Raises:
-            SQSError: SQS does not answer now. So the poll fails, and the next one asks again.
+            SQSError: SQS does not answer now. The poll fails, and the next one asks again.
         """
         self._pauses.read_tag(self.queue, self._polls.failures)
         self._reads_tag = False
         self.wake()
 
     def conclude(self, batch: tuple[Poll], _since: float, failed: Mapping[int, SQSError]) -> None:
-        """End the poll, whose thread may have died or met a bug."""
+        """End the poll. Its thread may have died or met a bug."""
         with self._lock:
             if failed:
                 self._polls.failures += 1
-            self._polls.ended(*batch, self._clock.monotonic())
+            self._polls.ended(*batch, self._now())
             over = self._polls.is_over
         if over:
             self._stopped(self.queue)
@@ -238,14 +233,14 @@ class Receiver:
         asked = poll.reservation.messages
         message_ids = [message["MessageId"] for message in messages]
         with self._lock:
-            self._polls.succeeded(poll, message_ids, self._clock.monotonic())
-        if self._outage.error is not None:
+            self._polls.succeeded(poll, message_ids, self._now())
+        if self._outage.under_way:
             self._outage.success(poll.started)
         if ReceiveEnded.is_wanted():
             emit(ReceiveEnded(self.queue.name, asked, len(messages)))
 
     def _fail(self, poll: Poll, error: SQSError) -> None:
-        now = self._clock.monotonic()
+        now = self._now()
         with self._lock:
             failure = self._polls.failed(poll, error, now)
         if failure is Failure.CUT and self._polls.cuts == CUTS_OF_A_HABIT:
@@ -259,7 +254,7 @@ class Receiver:
 class Receivers:
     """Receivers by queue name, with the callbacks for their messages.
 
-    The main thread adds receivers, each in one step. Any thread reads.
+    The main thread adds receivers, atomically; any thread reads.
     """
 
     def __init__(self) -> None:
@@ -268,7 +263,7 @@ class Receivers:
         self._all: tuple[Receiver, ...] = ()
 
     def add(self, receiver: Receiver, on_message: OnMessage) -> None:
-        """Add a receiver, and stop the one that it replaces, if there is one."""
+        """Add a receiver, and stop the one that it replaces, if any."""
         name = receiver.queue.name
         previous = self.get(name)
         self._latest[name] = receiver, on_message
@@ -289,7 +284,7 @@ class Receivers:
             receiver.expect(message_id, at)
 
     def on_message(self, queue_name: str) -> OnMessage | None:
-        """The callback of the queue; `None` while it is paused, or if it is no longer consumed."""
+        """The callback of the queue; `None` if the queue is paused or no longer consumed."""
         receiver, on_message = self._latest.get(queue_name, (None, None))
         return None if receiver is None or receiver.halted else on_message
 
@@ -306,7 +301,7 @@ class Receivers:
         return {each.queue.name for each in self.all() if each.in_flight}
 
     def wait_for_polls(self, until: float, queue_name: str | None = None) -> bool:
-        """Wait for polls in flight, of all queues or one, which were stopped or paused.
+        """Wait for polls in flight, of one queue or all, after a stop or pause.
 
         Returns whether all ended before the monotonic instant `until`.
         """

@@ -1,4 +1,4 @@
-"""Buffers whose queues take turns: a message that another may overtake stays there until it can start."""
+"""Buffers whose queues take turns: a message that others may overtake stays there until it can start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class TurnBuffers:
 
     Args:
         turns: decide which queue is next.
-        lock: guards the turns. Taken while holding a buffer's lock, never the other way round.
+        lock: guards the turns and the lines of all buffers. It may be taken while holding a buffer's lock,
+            never the other way round.
     """
 
     def __init__(self, turns: Turns, lock: threading.Lock) -> None:
@@ -26,9 +27,9 @@ class TurnBuffers:
         self._buffers: tuple[ref[Buffer], ...] = ()  # replaced as a whole, by the main thread
 
     def attach(self, buffer: Buffer, slots: Callable[[], Slots] | None) -> None:
-        """Make the queues of a connection's buffer take turns, before any message comes. Idempotent.
+        """Make the queues of a connection's buffer take turns. Call it before the first message. Idempotent.
 
-        All consuming channels of a connection share its buffer. `slots` returns those of the process.
+        All consuming channels of a connection share its buffer. `slots` returns the slots of the process.
         """
         self.turns.slots = slots
         buffers = [each for each in self._buffers if each() is not None]
@@ -37,14 +38,14 @@ class TurnBuffers:
             self._buffers = (*buffers, ref(buffer))
 
     def wake(self) -> None:
-        """Make buffers dispatch the messages that may start now, as there may be a slot."""
+        """Make buffers dispatch the messages that can start now, because a slot may be free."""
         for each in self._buffers:
             if (buffer := each()) is not None:
                 buffer.wake_if_ready()
 
 
 class TurnLine:
-    """A line of messages by queue, which take turns. The buffer locks."""
+    """A line of messages by queue; the queues take turns."""
 
     def __init__(self, turns: Turns, lock: threading.Lock) -> None:
         self._turns = turns
@@ -55,6 +56,10 @@ class TurnLine:
         return sum(map(len, self._queues.values()))
 
     def add(self, messages: Iterable[BufferedMessage]) -> None:
+        with self._lock:
+            self._add(messages)
+
+    def _add(self, messages: Iterable[BufferedMessage]) -> None:
         for message in messages:
             self._queues.setdefault(message.delivery.queue.name, deque()).append(message)
 
@@ -74,7 +79,8 @@ class TurnLine:
             return self._turns.may_start(self._queues)
 
     def take(self, wanted: Callable[[BufferedMessage], bool]) -> list[BufferedMessage]:
-        every = [message for messages in self._queues.values() for message in messages]
-        self._queues = {}
-        self.add(message for message in every if not wanted(message))
+        with self._lock:
+            every = [message for messages in self._queues.values() for message in messages]
+            self._queues = {}
+            self._add(message for message in every if not wanted(message))
         return [message for message in every if wanted(message)]

@@ -1,4 +1,4 @@
-"""Requests that send copies of held messages: in batches, side by side, while the originals stay held."""
+"""Requests that send copies of held messages, in parallel batches, while the originals stay held."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from celery_sqs_visibility.aws.port import BatchResult
-from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.core.copies import CopyBatch, DeletesRefusedError, PendingCopies, Sending
 from celery_sqs_visibility.core.delivery import Consumer, Delivery
 from celery_sqs_visibility.core.settlements import Forward, Hold, Purpose, Settlement
-from celery_sqs_visibility.delivery.outage import Outage
+from celery_sqs_visibility.delivery.outage import Outages
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages
 from celery_sqs_visibility.delivery.pump import Lane, Pump
 from celery_sqs_visibility.delivery.settle.copy_permissions import CopyPermissions
 from celery_sqs_visibility.delivery.settle.dead_letters import DeadLetters
 from celery_sqs_visibility.errors import PASSING_ERRORS, AnswerLostError, SQSError
 from celery_sqs_visibility.events import log_safely
-from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: Requests of a worker that are under way together.
+#: Requests of a worker in flight together.
 MAX_IN_FLIGHT: Final = 8
 
-#: How the log calls each kind of request when it fails, and when it works again.
+#: Names each kind of request in the log when it fails, and when it works again.
 ACTIONS: Final[Mapping[Purpose, str]] = {
     Purpose.RENEWAL: "send copies of messages with a far ETA",
     Purpose.RECORDS: "send the records of events as a message each",
@@ -39,15 +37,14 @@ NOT_SENT: Final = (
 
 
 class Copies:
-    """Sends copies: see `pump.Work`. The pump's lock guards `pending`.
+    """The work of the lane that sends copies. The pump's lock guards `pending`.
 
     Args:
-        pending: what is to be sent.
+        pending: the copies to send.
         outgoing: makes the requests for records, which may be of any size.
         permissions: of the queues.
         dead_letters: knows where dead letters go.
-        clock: the monotonic clock.
-        ended: is called from a thread that sends, when nothing more is sent of a delivery.
+        ended: called from a thread that sends, when all copies of a delivery are sent or given up.
         pump: of the lane.
 
     Attributes:
@@ -60,7 +57,6 @@ class Copies:
         outgoing: OutgoingMessages,
         permissions: CopyPermissions,
         dead_letters: DeadLetters,
-        clock: Clock,
         ended: Callable[[Sending], None],
         pump: Pump,
     ) -> None:
@@ -69,24 +65,23 @@ class Copies:
         self._outgoing = outgoing
         self._permissions = permissions
         self._dead_letters = dead_letters
-        self._clock = clock
+        self._now = pump.now
         self._ended = ended
         self.lane: Lane[CopyBatch] = pump.lane("sends copies of messages", MAX_IN_FLIGHT, self)
-        self._outages: dict[tuple[Queue, Purpose], Outage] = {}  # each step is atomic
+        self._outages = Outages(logger, pump.clock)
 
     def submit(self, delivery: Delivery, forward: Forward) -> None:
-        """Send the copies of a delivery that is held until `ended` is called. Under the lock."""
-        self.pending.add(delivery, forward, self._clock.monotonic())
+        """Send the copies of a delivery, which stays held until `ended` is called. Under the lock."""
+        self.pending.add(delivery, forward, self._now())
         self.lane.wake()
 
     def interrupt(self, consumer: Consumer, *purposes: Purpose) -> None:
-        """See `PendingCopies.interrupt`. Any thread."""
         with self.lane.lock:
-            self.pending.interrupt(consumer, purposes, self._clock.monotonic())
+            self.pending.interrupt(consumer, purposes, self._now())
             self.lane.wake()
 
     def flush(self, timeout: float) -> bool:
-        """Send everything now; whether all has ended within `timeout` seconds."""
+        """Send everything now. Returns whether all has ended within `timeout` seconds."""
         return self.lane.flush(self.pending, timeout)
 
     def send(self, batch: CopyBatch, since: float) -> BatchResult:
@@ -97,7 +92,7 @@ class Copies:
         if batch.purpose is Purpose.DEAD_LETTER:
             target, messages = self._dead_letters.addressed(queue, messages)
         self._permissions.require_deletes(queue)
-        if (now := self._clock.monotonic()) - since >= self.pending.check:
+        if (now := self._now()) - since >= self.pending.check:
             self._require_originals(batch, now)
         if batch.purpose is Purpose.RECORDS:
             return self._outgoing.send_batch(queue, messages)
@@ -109,7 +104,7 @@ class Copies:
         return result
 
     def _require_originals(self, batch: CopyBatch, now: float) -> None:
-        """SQS took long to say whether originals can be deleted: nothing is sent of those that are lost."""
+        """After a slow check of the permission to delete, stop copies whose originals are lost meanwhile."""
         with self.lane.lock:
             self.pending.stop_late(now)
             replaced = all(each.batch is not batch for each in self.lane.in_progress())
@@ -118,10 +113,12 @@ class Copies:
 
     def conclude(self, batch: CopyBatch, since: float, failed: Mapping[int, SQSError]) -> None:
         with self.lane.lock:
-            ended = self.pending.answered(batch, failed, self._clock.monotonic())
+            ended = self.pending.answered(batch, failed, self._now())
             self.lane.wake()
-        if batch.messages:
-            self._log_outage(batch, failed, since)
+        if batch.messages and (failed or self._outages):
+            passing = (error for error in failed.values() if isinstance(error, PASSING_ERRORS))
+            action, queue = ACTIONS[batch.purpose], batch.messages[0].queue.name
+            self._outages.note(action, queue, next(passing, None), since, worked=len(failed) < len(batch))
         for sending in ended:
             self._end(sending)
 
@@ -134,20 +131,8 @@ class Copies:
             with self.lane.lock:
                 self.pending.unfinished -= 1
 
-    def _log_outage(self, batch: CopyBatch, failed: Mapping[int, SQSError], since: float) -> None:
-        key = batch.messages[0].queue, batch.purpose
-        outage = self._outages.get(key)
-        if outage is None:
-            new = Outage(logger, ACTIONS[batch.purpose], key[0].name, self._clock)
-            outage = self._outages.setdefault(key, new)
-        passing = [error for error in failed.values() if isinstance(error, PASSING_ERRORS)]
-        if passing:
-            outage.failure(passing[0])
-        elif len(failed) < len(batch):
-            outage.success(since)
-
     def settlement(self, sending: Sending) -> Settlement | Hold:
-        """See `Sending.settlement`; notes what the queue refuses. A thread that sends."""
+        """How to settle the original. Remembers what its queue refused. A thread that sends."""
         queue, refusal = sending.delivery.queue, sending.refusal
         refused = refusal is not None and not isinstance(refusal, DeletesRefusedError)
         match sending.forward.purpose:

@@ -1,6 +1,6 @@
-"""Queues that take copies: sending is allowed there, and so is deleting the originals.
+"""Queues that accept copies: sending to them is allowed, and so is deleting the originals.
 
-An original that cannot be deleted comes back, and would be copied again, and so would its copies.
+An original that can't be deleted comes back and is copied again, and so are its copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_sqs_visibility.policy.clock import Clock
 
 logger = logging.getLogger(__name__)
 
-#: A receipt handle that SQS never gave. With permission to delete the answer is that it is invalid; without,
+#: A receipt handle that SQS never issued. With permission to delete, SQS answers that it is invalid; without,
 #: that access is denied.
 NO_HANDLE: Final = "celery-sqs-visibility-may-delete"
 
@@ -37,35 +37,35 @@ NOT_DELETED: Final = (
 class CopyPermissions:
     """Known permissions of queues to send copies and delete originals. Any thread; each access is atomic.
 
-    An answer of SQS counts for `REDRIVE_SECONDS`.
+    An answer of SQS is valid for `REDRIVE_SECONDS`.
     """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        # Queue URL to the monotonic instant at which it refused a copy, refused a deletion, or deleted.
+        # By queue URL, when the queue last refused a copy, refused a deletion, or accepted one (monotonic).
         self._sends_refused: dict[str, float] = {}
         self._deletes_refused: dict[str, float] = {}
         self._deleted: dict[str, float] = {}
 
     def may_copy(self, queue: Queue) -> bool:
-        """Whether neither is known to be refused. No request is made."""
+        """Whether neither sending nor deleting is known to be refused. Makes no request."""
         return not (
             self._is_recent(self._sends_refused, queue) or self._is_recent(self._deletes_refused, queue)
         )
 
     def note_sends_refused(self, queue: Queue) -> bool:
-        """The queue has refused a copy; whether for the first time."""
+        """Note that the queue has refused a copy. Returns whether for the first time."""
         first = queue.url not in self._sends_refused
         self._sends_refused[queue.url] = self._clock.monotonic()
         return first
 
     def note_deleted(self, queue: Queue) -> None:
-        """SQS has deleted messages of the queue."""
+        """Note that SQS has deleted messages of the queue."""
         self._deleted[queue.url] = self._clock.monotonic()
         self._deletes_refused.pop(queue.url, None)
 
     def note_deletes_refused(self, queue: Queue, error: SQSError) -> None:
-        """SQS has refused to delete messages of the queue."""
+        """Note that SQS has refused to delete messages of the queue."""
         first = queue.url not in self._deletes_refused
         self._deletes_refused[queue.url] = self._clock.monotonic()
         self._deleted.pop(queue.url, None)
@@ -73,12 +73,12 @@ class CopyPermissions:
             log_safely(logger.warning, NOT_DELETED, queue.name, error)
 
     def require_deletes(self, queue: Queue) -> None:
-        """Make sure that messages of the queue can be deleted, by a request if nobody knows.
+        """Make sure that messages of the queue can be deleted; asks SQS if that is not known.
 
         A thread that sends.
 
         Raises:
-            DeletesRefusedError: they cannot.
+            DeletesRefusedError: they can't be deleted.
             SQSError: SQS could not be asked now; try again.
         """
         if self._is_recent(self._deleted, queue):
@@ -90,7 +90,7 @@ class CopyPermissions:
         )
 
     def _ask(self, queue: Queue) -> bool:
-        """SQS says whether it would delete a message of the queue."""
+        """Ask SQS whether it would delete a message of the queue."""
         try:
             with suppress(ReceiptHandleInvalidError, RequestRefusedError):
                 queue.sqs.delete(queue.url, [NO_HANDLE])

@@ -28,11 +28,11 @@ from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTE
 
 logger = logging.getLogger(__name__)
 
-#: The message attribute in which a worker describes a dead letter: a JSON object of the texts below. It is
-#: one, with a name of our own: a message has ten, and those of its sender are never overwritten.
+#: The message attribute in which a worker describes a dead letter: a JSON object with the texts below. It is
+#: a single one: a message may have ten, and those of its sender are never overwritten.
 ATTRIBUTE: Final = "celery_dead_letter"
 
-#: The texts. Where the body leaves little space, the last ones give way first.
+#: The texts, from most to least important: if the body leaves little space, the last ones are left out.
 TEXTS: Final = (
     "reason",
     "source_queue",
@@ -48,7 +48,7 @@ TEXTS: Final = (
     "traceback",
 )
 
-#: The members with which an attribute is sent; SQS does not implement the others that it receives.
+#: The members to send an attribute with; SQS does not implement the others that it returns.
 SENT_MEMBERS = ("DataType", "StringValue", "BinaryValue")
 
 #: The longest attribute, traceback, and line of a traceback.
@@ -61,16 +61,16 @@ NOT_SENT = (
     "the queue has a redrive policy: %s"
 )
 
-#: The group of a message without one, in a FIFO dead-letter queue.
+#: The group in a FIFO dead-letter queue of messages without a group.
 FIFO_GROUP = "dead-letters"
 
 
 class NoDeadLetterQueueError(QueueDoesNotExistError):
-    """The queue has no dead-letter queue, though it seemed to."""
+    """The queue was thought to have a dead-letter queue, but has none."""
 
 
 class DeadLetters:
-    """Makes dead letters, and knows to which queues they go.
+    """Makes dead letters, and finds the queues to send them to.
 
     Attributes:
         worker_name: Celery's name of this node; empty outside a worker.
@@ -90,9 +90,9 @@ class DeadLetters:
         otherwise: Callable[[SQSError], Direct],
         details: Mapping[str, str] | None = None,
     ) -> Forward:
-        """A copy with this body for the dead-letter queue, then delete the message.
+        """The settlement that sends a copy with this body to the dead-letter queue, then deletes the message.
 
-        `details` are further texts of `TEXTS`. Any thread; no request.
+        `details` are further texts of `TEXTS`. Any thread; makes no request.
         """
         texts = self._texts(delivery, reason, details or {})
         attributes = _fitting(delivery.message_attributes, MESSAGE_BYTES - message_bytes(body, {}))
@@ -109,7 +109,7 @@ class DeadLetters:
     def addressed(
         self, queue: Queue, letters: Sequence[OutgoingMessage]
     ) -> tuple[Queue, list[OutgoingMessage]]:
-        """The dead-letter queue of a queue, and its letters as that takes them. A thread that sends.
+        """The dead-letter queue of a queue, and the letters in the form that it accepts. A thread that sends.
 
         Raises:
             NoDeadLetterQueueError: there is none.
@@ -123,7 +123,7 @@ class DeadLetters:
         return target, [replace(each, deduplication_id=None) for each in letters]
 
     def note(self, queue: Queue, refusal: SQSError | None) -> None:
-        """Its dead-letter queue has taken a letter, or refused it: a refusal is logged once. Any thread."""
+        """Note whether the dead-letter queue accepts letters. A refusal is logged once. Any thread."""
         if refusal is None:
             self._refused.discard(queue.url)
         elif queue.url not in self._refused and not isinstance(refusal, NoDeadLetterQueueError):
@@ -153,11 +153,11 @@ def described(attributes: Mapping[str, Any]) -> dict[str, str]:
         found = json.loads(attributes[ATTRIBUTE]["StringValue"])
         return {name: found[name] for name in TEXTS if isinstance(found.get(name), str)}
     except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # there is none, or somebody else wrote it
+        return {}  # missing, or written by somebody else
 
 
 def of_the_sender(attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The attributes of a received message without the one of a dead letter, as they can be sent."""
+    """The sender's attributes of a received message, without our description, in the form to send."""
     return {
         name: {member: value[member] for member in SENT_MEMBERS if member in value}
         for name, value in attributes.items()
@@ -168,7 +168,7 @@ def of_the_sender(attributes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def _fitting(attributes: Mapping[str, Any], space: int) -> dict[str, dict[str, Any]]:
     """The sender's attributes that fit into `space` bytes: all, unless the body has grown."""
     kept: dict[str, dict[str, Any]] = {}
-    # First the one without which the body's pointer is not known to be one.
+    # The attribute that marks a pointer to S3 comes first: without it the body is not recognised as one.
     ordered = sorted(of_the_sender(attributes).items(), key=lambda item: item[0] not in SIZE_ATTRIBUTES)
     for name, attribute in ordered:
         if (cost := message_bytes("", {name: attribute})) <= space:
@@ -189,7 +189,7 @@ def _description(texts: dict[str, str], space: int) -> dict[str, dict[str, Any]]
 
 
 def _cut(name: str, text: str) -> str:
-    """A text that SQS takes, cut to its length."""
+    """A text in characters that SQS accepts, cut to its maximum length."""
     text = escape_illegal(text)
     if name == "traceback":
         return last_lines(text, TRACEBACK_CHARACTERS, LINE_CHARACTERS)
@@ -197,7 +197,7 @@ def _cut(name: str, text: str) -> str:
 
 
 def _iso(seconds: float) -> str | None:
-    """Seconds since the epoch as ISO 8601, UTC; `None` for 0, which is unknown."""
+    """Seconds since the epoch as ISO 8601, UTC; `None` for 0, which means unknown."""
     if not seconds:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")

@@ -1,8 +1,8 @@
 """Messages whose ETA is far away wait in SQS: hidden, or as a copy where SQS would not let them wait longer.
 
-SQS moves a message to the dead-letter queue that was received too often, and deletes one that is too old, be
-it hidden or not. A copy has neither receives nor age. It is sent before the original is deleted. Nor has it
-the receives of workers that held the message in vain, which would count as attempts.
+SQS moves a message to the dead-letter queue when it was received too often, and deletes it when it is too
+old, even while it is hidden. A copy starts with neither receives nor age. It is sent before the original is
+deleted. It also drops receives of workers that held the message in vain, which would count as attempts.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from celery_sqs_visibility.policy.quotas import DELAY_SECONDS
 
 
 class Parking:
-    """Decides how a message waits for its ETA. Any thread; no request.
+    """Decides how a message waits for its ETA. Any thread; makes no request.
 
     Args:
         redrive: the queues' redrive policies.
-        options_of: of a queue.
+        options_of: returns the options of a queue.
         clock: wall time.
-        permissions: of the queues, to which copies go.
-        held: for how many seconds a message may be held for its ETA; `None`: for the visibility timeout, and
-            the lead.
+        permissions: of the queues that the copies go to.
+        held: for how many seconds a message may be held for its ETA; by default for the visibility timeout
+            plus `lead`.
         lead: how many seconds before its ETA a parked message comes back.
     """
 
@@ -61,9 +61,9 @@ class Parking:
         self._lead = lead
 
     def parks_until_eta(self, delivery: Delivery, opened: DecodedMessage) -> int:
-        """The number of the message's receives that were no attempts: parks, and those in another queue.
+        """The number of receives that were not attempts: the message was parked, or in another queue.
 
-        Of a message that SQS has moved from another queue: seldom a request.
+        Rarely makes a request: only for a message that SQS moved from another queue.
         """
         parks, facts = 0, delivery.facts
         if opened.eta is not None:
@@ -82,7 +82,7 @@ class Parking:
     def waiting(
         self, delivery: Delivery, opened: DecodedMessage, message: ReceivedMessage
     ) -> Hide | Forward | None:
-        """How the message waits for its ETA; `None`: Celery gets it now, and holds it until then."""
+        """How to park the message until its ETA; `None` if Celery gets it now, and holds it until then."""
         if opened.eta is None:
             return None
         queue, wait = delivery.queue, opened.eta - self._clock.wall()
@@ -96,7 +96,7 @@ class Parking:
         if limits.may_return:
             seconds = park_seconds(wait, limits.visibility_timeout, self._lead)
         park = Hold(opened.payload) if seconds is None else Hide(seconds, Why.PARKED)
-        # In a FIFO queue no message can be delayed: where the copy cannot be parked either it comes at once.
+        # A FIFO queue delays no message, so a copy that can't be parked either would come back at once.
         if not self._permissions.may_copy(queue) or (queue.fifo and limits.max_receive_count == 1):
             return park if isinstance(park, Hide) else None
         delay = min(plan.seconds, limits.seconds_to_stay)
@@ -106,26 +106,27 @@ class Parking:
     def renewal(
         self, delivery: Delivery, eta: float, copied: MakeCopy, otherwise: Direct | Hold
     ) -> Forward | None:
-        """How a message waits for a new ETA, in seconds since the epoch; `None`: it cannot. Any thread.
+        """The settlement for a new ETA, in seconds since the epoch; `None` if it can't wait as a copy.
 
-        `copied` makes body and attributes of the copy; `otherwise` follows where the queue refuses that.
+        `copied` makes the body and attributes of the copy; `otherwise` settles the message if the queue
+        refuses it.
         """
         if delivery.queue.fifo or not self._permissions.may_copy(
             delivery.queue
-        ):  # it would lose its place in its group
+        ):  # in a FIFO queue the copy would lose its place in its group
             return None
         if (content := copied(delivery)) is None:
             return None
         delay = min(
             math.floor(eta - self._clock.wall()) - self._lead, self._redrive.retention(delivery.queue) // 2
         )
-        # A message that waits for a key may be hidden instead; one that waits for its rate is held.
+        # A message that waits for its key can be hidden instead; one that waits for its rate limit is held.
         why = otherwise.why if isinstance(otherwise, Hide) else Why.RATE
         return _renewal(_copy(delivery, *content, delay, eta), otherwise, why)
 
     def _limits(self, delivery: Delivery, message: ReceivedMessage, wait: float) -> Limits:
         policy = self._redrive.peek(delivery.queue)
-        # Where the policy cannot be read there may be one.
+        # While the policy can't be read, assume that there is one.
         unknown = None if self._redrive.knows(delivery.queue) else 2
         timeout = self._timeout(delivery.queue.name)
         receives = delivery.facts.receive_count
@@ -151,7 +152,7 @@ def _renewal(copy: OutgoingMessage, otherwise: Direct | Hold, why: Why = Why.PAR
 
 
 def _age(message: ReceivedMessage, now: float) -> float:
-    """Seconds since it was sent; 0 if that is unknown."""
+    """Seconds since the message was sent; 0 if unknown."""
     sent = int(message.get("Attributes", {}).get("SentTimestamp", 0)) / 1000
     return max(0.0, now - sent) if sent else 0.0
 
@@ -165,7 +166,7 @@ def _copy(
         attributes=attributes,
         delay=None if fifo else max(0, min(delay, DELAY_SECONDS)),
         group_id=facts.group,
-        # Not the original's; but the same if the copy is sent again because no answer came.
+        # Differs from the original's, but not when the copy is sent again because no answer came.
         deduplication_id=facts.message_id if fifo else None,
         visible_at=eta - LEAD_SECONDS,
     )

@@ -1,4 +1,4 @@
-"""Messages that will not be done: failed for good, rejected, or no task of this worker."""
+"""Messages that won't be done: failed for good, rejected, or not a task for this worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from celery_sqs_visibility.policy.retries import is_permanently_unreadable, whol
 
 logger = logging.getLogger(__name__)
 
-#: The value of the option `when_exhausted` that is not "keep".
+#: The value of the option `when_exhausted` other than "keep".
 DELETE: Final = "delete"
 
 DELETED: Final = (
@@ -46,25 +46,25 @@ NO_TASK_DELETED: Final = (
 
 COMES_BACK: Final = "message cannot be read or run here for now, and comes back (%s)"
 
-#: How long a message stays hidden each time that may not be deleted, or that SQS's redrive policy would move
-#: at its next receive: each return costs two requests.
+#: How long to hide a message that may not be deleted, or that SQS's redrive policy would move at its next
+#: receive: each return costs two requests.
 KEPT_SECONDS: Final = 3600
 
 
 class Memory(Protocol):
-    """Remembers messages that this process holds no more. Any thread."""
+    """Remembers messages that this process no longer holds. Any thread."""
 
     def remember(self, past: Past, delivery: Delivery) -> bool:
-        """Note the end of its message; whether it is new."""
+        """Remember this end of the message. Returns whether it is new."""
 
     def remembers(self, past: Past, delivery: Delivery) -> bool:
-        """Whether its message has had that end before."""
+        """Whether the message had that end before."""
 
 
 class Rejection:
-    """Decides how deliveries are settled that will not be done. Any thread; no I/O.
+    """Decides how to settle deliveries that won't be done. Any thread; no I/O.
 
-    `options_of` a queue says its `error_visibility_timeout` and `when_exhausted`.
+    `options_of` returns the options of a queue: `error_visibility_timeout` and `when_exhausted` are used.
     """
 
     def __init__(
@@ -83,10 +83,10 @@ class Rejection:
         when_exhausted: str | None = None,
         **attributes: str,
     ) -> None:
-        """Its task failed for good: to the queue's dead-letter queue if there is one, then deleted.
+        """Give up a message whose task failed for good: to the dead-letter queue, if any, then deleted.
 
-        `body` makes the message's body, which is not kept; a task's own `when_exhausted` goes first;
-        `attributes` are further ones of the dead letter.
+        `body` makes the body of the dead letter. `when_exhausted` is the task's own, and overrides the
+        queue's. `attributes` are further texts of the dead letter.
         """
         is_new = self._memory.remember(Past.GIVEN_UP, delivery)
         delivery.end_of_given_up = "failed" if is_new else "released"
@@ -99,18 +99,18 @@ class Rejection:
             self._settle_without_dead_letters(delivery, reason, when_exhausted)
 
     def gave_up(self, delivery: Delivery) -> bool:
-        """Whether its message was given up before."""
+        """Whether the message was given up before."""
         return self._memory.remembers(Past.GIVEN_UP, delivery)
 
     def kept(self, delivery: Delivery) -> bool:
-        """Whether this process has settled its message before, and kept it."""
+        """Whether this process has settled the message before without deleting it."""
         return self._memory.remembers(Past.KEPT, delivery)
 
     def reject(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Release it or, without `requeue`, give it up.
+        """Release it if `requeue`, otherwise give it up.
 
-        Given up, it is left to the queue's redrive policy or, without one, deleted: as kombu's SQS transport
-        does since 5.7, and as AMQP does without a dead-letter exchange.
+        A message that is given up is left to the queue's redrive policy, or deleted if there is none. This is
+        what kombu's SQS transport does since 5.7, and AMQP without a dead-letter exchange.
         """
         if requeue:
             delivery.settle(RELEASE)
@@ -121,13 +121,14 @@ class Rejection:
             )
 
     def refuse(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> bool:
-        """No task of this worker can be made of it: a dead letter, or hidden as after an error.
+        """Refuse a message that is not a task for this worker: it becomes a dead letter, or is hidden.
 
-        Where `others_may` know the task, as in a rolling deploy, it is a dead letter only at the last receive
-        that the queue allows. In a FIFO queue its group waits behind it: it is given up after some receives.
+        With `others_may`, other workers may know the task, as in a rolling deploy, so it becomes a dead
+        letter only at the last receive that the queue allows. In a FIFO queue its group waits behind it, so
+        it is given up after a few receives.
 
         Returns:
-            Whether the message was refused for the first time, as far as is known.
+            Whether this is the first refusal of the message, as far as is known.
         """
         first = self._memory.remember(Past.REJECTED, delivery)
         settlement = self.refusal(delivery, reason, body, others_may=others_may)
@@ -137,7 +138,7 @@ class Rejection:
         return first
 
     def _what_follows(self, queue: Queue, settlement: Settlement) -> str:
-        """The fate of a refused message, for the log."""
+        """What will happen to a refused message, for the log."""
         if isinstance(settlement, Forward):
             return "it becomes a dead letter"
         if isinstance(settlement, Delete):
@@ -147,7 +148,7 @@ class Rejection:
         return "it comes back, until the retention of its queue ends"
 
     def refusal(self, delivery: Delivery, reason: str, body: str, *, others_may: bool = False) -> Settlement:
-        """Settlement of a message that `refuse` refuses."""
+        """The settlement with which `refuse` refuses a message."""
         facts, reason = delivery.facts, loggable(reason)
         hidden = self.after_an_error(delivery)
         seconds_known = facts.received - facts.first_received if facts.first_received else 0.0
@@ -160,13 +161,13 @@ class Rejection:
         return self._letter_or(hidden, delivery, reason, body)
 
     def _letter_or(self, otherwise: Direct, delivery: Delivery, reason: str, body: str) -> Settlement:
-        """A dead letter, where its queue has a dead-letter queue that takes it."""
+        """A dead letter if the queue has a dead-letter queue; otherwise `otherwise`."""
         if not self._redrive.has_dead_letter_queue(delivery.queue):
             return otherwise
         return self._letters.forward(delivery, reason, body, lambda _error: otherwise)
 
     def after_an_error(self, delivery: Delivery) -> Direct:
-        """How to settle a failure about which the task says nothing."""
+        """How to settle a failure for which the task chose no delay."""
         retries = max(0, delivery.facts.receive_count - 1 - delivery.parkings)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
@@ -177,16 +178,16 @@ class Rejection:
         return Lapse() if delay is None else Hide(whole_seconds(delay))
 
     def come_back(self, delivery: Delivery, error: BaseException) -> None:
-        """Nothing is wrong with its message, which cannot be read or run here for now: it comes back.
+        """Let the message come back, because it can't be read or run here now through no fault of its own.
 
-        It comes back late where SQS's redrive policy would move it at its next receive.
+        It comes back late if SQS's redrive policy would move it at its next receive.
         """
         may_return = delivery.may_return
         delivery.settle(self.after_an_error(delivery) if may_return else Hide(KEPT_SECONDS))
         _log(logging.WARNING, COMES_BACK, delivery, repr(error))
 
     def _free_group(self, delivery: Delivery, reason: str) -> Direct:
-        """How to settle the head of a FIFO group where no dead-letter queue takes it."""
+        """How to settle the head of a FIFO group that no dead-letter queue accepts."""
         if self._redrive.has_dead_letter_queue(delivery.queue):
             return self._not_taken(delivery)
         settlement = self._without_dead_letters(delivery.queue)
@@ -208,10 +209,10 @@ class Rejection:
         return without_dead_letters(self._redrive, queue, when_exhausted)
 
     def _not_taken(self, delivery: Delivery) -> Direct:
-        """How to settle a message that its dead-letter queue does not take.
+        """How to settle a message that its dead-letter queue refuses.
 
-        It is visible at once as often as SQS's redrive policy hands it out, and moved by it then. A message
-        that comes back after that, since the dead-letter queue is gone for one, is kept.
+        It is made visible at once, until the redrive policy's receives are used up and SQS moves it. If it
+        still comes back after that, for example because the dead-letter queue is gone, it is kept.
         """
         policy = self._redrive.peek(delivery.queue)
         if policy is not None and delivery.facts.receive_count <= policy.max_receive_count:
@@ -220,7 +221,7 @@ class Rejection:
 
 
 def rejected(redrive: RedriveBook, queue: Queue, when_exhausted: str) -> Direct:
-    """How to settle a message that is rejected without requeue. `redrive` has looked at the queue."""
+    """How to settle a message rejected without requeue. `redrive` has read the queue's policy."""
     if redrive.has_dead_letter_queue(queue):
         return Lapse()
     return without_dead_letters(redrive, queue, when_exhausted)
@@ -234,7 +235,7 @@ def without_dead_letters(redrive: RedriveBook, queue: Queue, when_exhausted: str
 
 
 def _kept(redrive: RedriveBook, queue: Queue) -> Hide | Lapse:
-    """Come back seldom, not to be run; where there may be a redrive policy, as often as without us."""
+    """Hide it for long, not to be run; if there may be a redrive policy, let its timeout run out."""
     return Hide(KEPT_SECONDS, Why.KEPT) if redrive.knows(queue) else Lapse()
 
 

@@ -1,1 +1,1 @@
-"""`celery sqs audit`: accounts for every message that the JSON logs of a fleet tell of."""
+"""`celery sqs audit`: accounts for every message in the JSON logs of a fleet."""

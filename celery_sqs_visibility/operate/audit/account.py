@@ -1,60 +1,41 @@
 """Account of all messages: how each ended, why it ran more than once, and which rules were broken.
 
-Pure: lines in, counts and findings out. SQS may deliver a message twice, and logs may be missing: what
-follows from that is counted apart, and is no broken rule.
+Pure: takes lines, returns counts and findings. SQS may deliver a message twice, and logs may be missing: the
+consequences are counted separately, and break no rule.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import itemgetter
-from typing import Any, Final
+from operator import attrgetter
+from typing import Final
 
-from celery_sqs_visibility.operate.audit.holdings import TOLERANCE_SECONDS, Holding, holdings_of, worker_of
+from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
+from celery_sqs_visibility.json_logs import WORKER_STARTS
+from celery_sqs_visibility.operate.audit.holdings import Holding, LogLine, Worker, holdings_of
 from celery_sqs_visibility.operate.task_history import fields_of_line, is_event
 
 OVERLAP: Final = "two runs overlap, and none was told that it had lost the message"
 VANISHED: Final = "nothing became of it, though its worker went on"
 
-#: After its deadline a worker that goes on has told what became of a message.
+#: A worker that goes on has logged what became of a message by this time after its deadline.
 VANISHED_SECONDS: Final = 60.0
 
-#: Why a message ran once more, by what became of it before.
-REASONS: Final = {
-    "hidden": "retry",
-    "parked": "retry",
-    "given back": "given back",
-    "deleted": "delivered by SQS after its deletion",
-    "dead letter": "delivered by SQS after its deletion",
-    "copied": "delivered by SQS after its deletion",
-}
-CRASH: Final = "worker gone"
-LOST: Final = "lease lost"
-TWICE: Final = "delivered twice by SQS"
-UNLOGGED: Final = "after a receive that is in no log"
+#: The reason of a further run for which the log has none.
 UNEXPLAINED: Final = "unexplained"
 
-#: The fields of an event that are kept: a log may have millions.
-KEPT: Final = ("at", "node", "process", "message", "receive_count", "seconds", "task_id")
-
-#: Where a message is after the last line that tells of it.
-WHEREABOUTS: Final = {
-    "deleted": "done",
-    "dead letter": "dead letter",
-    "copied": "went on as a copy",
-    "hidden": "back in SQS",
-    "parked": "back in SQS",
-    "given back": "back in SQS",
-    None: "held when the log ends",
-}
+#: Kinds of events, by the sentences of their lines.
+KINDS: Final = {sentence: kind for kind, sentence in MESSAGE_OF.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
-    """A rule that a message's log breaks."""
+    """A rule that the log of a message breaks."""
 
     rule: str
     message_id: str
@@ -64,122 +45,117 @@ class Finding:
 
 @dataclass
 class Account:
-    """What the logs tell of.
+    """What the logs show.
 
     Attributes:
-        messages: how many, by where they are at the end.
-        runs: how many runs there were.
-        more_runs: how many of them were not the first of their message, by reason.
-        unlogged: receives by workers whose log is not there.
-        passed_over: lines that tell of no message.
-        findings: broken rules.
+        messages: their number, by where they are at the end.
+        more_runs: number of runs that were not the first of their message, by reason.
+        unlogged_receives: receives by workers whose log is missing.
+        broken_rules: number of findings for each rule.
+        passed_over_lines: lines that are not about a message.
     """
 
     messages: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     more_runs: Counter[str] = field(default_factory=Counter)
-    unlogged: int = 0
-    passed_over: int = 0
+    unlogged_receives: int = 0
+    broken_rules: Counter[str] = field(default_factory=Counter)
+    passed_over_lines: int = 0
     findings: list[Finding] = field(default_factory=list)
 
     @property
     def is_well(self) -> bool:
-        """Whether no rule is broken, and each further run has its reason."""
+        """Whether no rule is broken, and each further run has a reason."""
         return not (self.findings or self.more_runs[UNEXPLAINED])
-
-    def counts(self) -> dict[str, Any]:
-        """Counts alone: no names, no ids."""
-        return {
-            "messages": dict(self.messages),
-            "runs": self.runs,
-            "more_runs": dict(self.more_runs),
-            "unlogged_receives": self.unlogged,
-            "broken_rules": dict(Counter(each.rule for each in self.findings)),
-            "passed_over_lines": self.passed_over,
-        }
 
 
 class Auditor:
     """Reads lines, in any order, and then accounts for them.
 
-    `tolerance` is by how many seconds a line may come late, or a clock be wrong.
+    `tolerance` is by how many seconds lines may be late, or clocks differ.
     """
 
-    def __init__(self, tolerance: float = TOLERANCE_SECONDS) -> None:
+    def __init__(self, tolerance: float = 1.0) -> None:
+        self._account = Account()
         self._tolerance = tolerance
-        self._events: defaultdict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-        self._last_line: dict[str, float] = {}  # by worker
-        self._passed_over = 0
+        self._events: defaultdict[tuple[str, str], list[LogLine]] = defaultdict(list)  # by queue and id
+        self._lines: defaultdict[Worker, list[float]] = defaultdict(list)  # when each worker wrote its lines
+        self._starts: defaultdict[str, list[float]] = defaultdict(list)  # by node
 
     def read(self, lines: Iterable[str]) -> None:
-        """Read the lines of one log, or of some."""
+        """Read lines of one log or several."""
         for line in lines:
             fields = fields_of_line(line)
             if fields is None:
-                self._passed_over += 1
+                self._account.passed_over_lines += 1
                 continue
-            worker = worker_of(fields)
-            self._last_line[worker] = max(fields["at"], self._last_line.get(worker, 0.0))
+            worker = Worker(str(fields.get("node", "-")), str(fields.get("process", "-")))
+            self._lines[worker].append(fields["at"])
             if is_event(fields) and "receive_count" in fields:
-                kept: dict[str, Any] = {name: fields[name] for name in KEPT if name in fields}
-                self._events[fields["queue"], fields["message_id"]].append(kept)
-            else:
-                self._passed_over += 1
+                until = fields["at"] + (fields.get("seconds") or math.inf)
+                receipt = worker, fields["receive_count"]
+                told = LogLine(fields["at"], KINDS[fields["message"]], receipt, until, fields.get("task_id"))
+                self._events[fields["queue"], fields["message_id"]].append(told)
+                continue
+            self._account.passed_over_lines += 1
+            if fields.get("message") == WORKER_STARTS:
+                self._starts[worker.node].append(fields["at"])
 
     def account(self) -> Account:
-        """Account for everything that was read."""
-        account = Account(passed_over=self._passed_over)
-        for (_, message_id), events in self._events.items():
-            events.sort(key=itemgetter("at"))
-            holdings = holdings_of(events, self._tolerance)
-            if holdings:
-                self._add(account, message_id, events[0].get("task_id"), holdings)
-        return account
+        """Account for everything that was read. Call it once."""
+        for instants in (*self._lines.values(), *self._starts.values()):
+            instants.sort()
+        for (_, message_id), history in self._events.items():
+            history.sort(key=attrgetter("at"))
+            if holdings := holdings_of(history, self._tolerance):
+                self._add(message_id, history[0].task_id, holdings)
+        return self._account
 
-    def _add(self, account: Account, message_id: str, task_id: str | None, holdings: list[Holding]) -> None:
+    def _add(self, message_id: str, task_id: str | None, holdings: list[Holding]) -> None:
         begun = [each for each in holdings if each.began is not None]
-        account.messages[WHEREABOUTS[holdings[-1].end]] += 1
-        account.runs += len(begun)
+        end = holdings[-1].end
+        self._account.messages["held when the log ends" if end is None else end.place] += 1
+        self._account.runs += len(begun)
         told = {receive for each in holdings for receive in each.receives}
-        account.unlogged += max(told) - len(told)
+        self._account.unlogged_receives += max(told) - len(told)
         for before, after in pairwise(begun):
             just_before = holdings[holdings.index(after) - 1]
-            account.more_runs[self._reason(before, just_before, after)] += 1
+            self._account.more_runs[self._reason(before, just_before, after)] += 1
         for rule, workers in self._broken(holdings):
-            account.findings.append(Finding(rule, message_id, task_id, workers))
+            self._account.broken_rules[rule] += 1
+            self._account.findings.append(Finding(rule, message_id, task_id, workers))
 
     def _reason(self, before: Holding, just_before: Holding, after: Holding) -> str:
-        """Why it ran again after its run `before`; it may have been held without a run since."""
+        """Why a message ran again after its run `before`. It may have been held without a run in between."""
         if before.lost:
-            return LOST
+            return "lease lost"
         if before.end is not None:
-            return REASONS[before.end]
+            return before.end.reason
         if after.receives[0] > just_before.receives[-1] + 1:
-            return UNLOGGED
+            return "after a receive that is in no log"
         if after.received < before.deadline - self._tolerance:
-            return TWICE
-        return CRASH if self._is_gone(before) else UNEXPLAINED
+            return "delivered twice by SQS"
+        return UNEXPLAINED if self._went_on(before, self._tolerance) else "worker gone"
 
-    def _is_gone(self, holding: Holding) -> bool:
-        """Whether its worker's log ends before the lease does."""
-        return self._last_line[holding.worker] <= holding.deadline + self._tolerance
+    def _went_on(self, holding: Holding, seconds: float) -> bool:
+        """Whether its worker wrote a line that long after the deadline, before its node was restarted.
+
+        In a container the next process may have the same id.
+        """
+        lines, starts = self._lines[holding.worker], self._starts[holding.worker.node]
+        later = bisect_right(lines, holding.deadline + seconds)
+        anew = bisect_right(starts, holding.received)
+        return later < len(lines) and (anew == len(starts) or lines[later] < starts[anew])
 
     def _broken(self, holdings: list[Holding]) -> Iterator[tuple[str, str]]:
         for each in holdings:
             for rule in each.broken:
-                yield rule, each.worker
+                yield rule, str(each.worker)
+            if each.end is None and not each.lost and self._went_on(each, VANISHED_SECONDS):
+                yield VANISHED, str(each.worker)
         for before, after in pairwise(holdings):
-            if self._overlap(before, after):
+            if before.began is None or after.began is None or before.run_ended is None or before.lost:
+                continue
+            expired = after.received >= before.deadline - self._tolerance
+            if expired and after.began < before.run_ended - self._tolerance:
                 yield OVERLAP, f"{before.worker}, {after.worker}"
-        last = holdings[-1]
-        if last.end is None and not last.lost:
-            went_on = self._last_line[last.worker]
-            if went_on > last.deadline + VANISHED_SECONDS:
-                yield VANISHED, last.worker
-
-    def _overlap(self, before: Holding, after: Holding) -> bool:
-        """Whether both ran at once after the lease of the first had ended, which did not notice it."""
-        if before.began is None or after.began is None or before.lost or before.run_ended is None:
-            return False
-        expired = after.received >= before.deadline - self._tolerance
-        return expired and after.began < before.run_ended - self._tolerance

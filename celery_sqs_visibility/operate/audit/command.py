@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
 from importlib import metadata
 from typing import IO, Final
 
 import click
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
+from celery_sqs_visibility.aws.cloudwatch import CloudWatchLogs
 from celery_sqs_visibility.operate.audit.account import Account, Auditor
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
@@ -27,7 +26,7 @@ from celery_sqs_visibility.operate.invocation import (
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
-#: Broken rules that are shown; the others are counted.
+#: How many broken rules are shown; the rest is counted.
 MAX_FINDINGS: Final = 20
 
 
@@ -35,14 +34,14 @@ MAX_FINDINGS: Final = 20
 @click.argument("logs", nargs=-1, type=click.File(errors="replace"), metavar="LOG...")
 @log_group_option
 @since_option
-@click.option("--summary", is_flag=True, help="Print counts only, without names and ids, to be passed on.")
+@click.option("--summary", is_flag=True, help="Print only counts, without names and ids, to be shared.")
 @click.option(
     "--tolerance",
     type=duration,
     default="1s",
     show_default=True,
     metavar="DURATION",
-    help="By how much lines may come late, and the workers' clocks differ.",
+    help="How late lines may be, and how far the workers' clocks may differ.",
 )
 @json_option
 @click.pass_context
@@ -56,10 +55,10 @@ def audit(
     tolerance: float,
     as_json: bool,
 ) -> None:
-    """Account for every message that JSON logs tell of: how it ended, and why it ran more than once.
+    """Account for every message in JSON logs: how it ended, and why it ran more than once.
 
     LOG is a file of `log_json()`'s lines; - is stdin. Give the logs of all workers of a queue. Logs that are
-    missing are counted by the receives that no line tells of.
+    missing are counted by the receives that no line records.
 
     Exit status: 0 no rule is broken, and each further run has a reason; 1 else.
     """
@@ -75,13 +74,15 @@ def audit(
     account = auditor.account()
     if not account.messages:
         raise CommandError(
-            f"no line tells of a message, of {counted(account.passed_over, 'line')}: workers write such "
-            "lines after celery_sqs_visibility.log_json()"
+            f"no line tells of a message, of {counted(account.passed_over_lines, 'line')}: workers write "
+            "such lines after celery_sqs_visibility.log_json()"
         )
     if as_json or summary:
-        findings = {} if summary else {"findings": [asdict(each) for each in account.findings]}
         versions = {"version": metadata.version("celery-sqs-visibility"), "python": platform.python_version()}
-        show_json({**versions, **account.counts(), **findings})
+        told = {**versions, **vars(account), "findings": [vars(each) for each in account.findings]}
+        if summary:
+            del told["findings"]  # they have names and ids
+        show_json(told)
     else:
         for sentence in sentences(account):
             say(sentence)
@@ -89,25 +90,22 @@ def audit(
 
 
 def sentences(account: Account) -> Iterator[str]:
-    """The account, for people."""
+    """The account as sentences."""
     yield f"{counted(account.messages.total(), 'message')}: {_counts(account.messages)}."
     more = account.more_runs.total()
-    yield f"{counted(account.runs, 'run')}, {more} of them not the first{_in_brackets(account.more_runs)}."
-    if account.unlogged:
-        yield f"{counted(account.unlogged, 'receive')} by workers whose log is not here."
-    rules = Counter(each.rule for each in account.findings)
+    reasons = f" ({_counts(account.more_runs)})" if more else ""
+    yield f"{counted(account.runs, 'run')}, {more} of them not the first{reasons}."
+    if account.unlogged_receives:
+        yield f"{counted(account.unlogged_receives, 'receive')} by workers whose log is not here."
+    rules = account.broken_rules
     yield f"Broken rules: {_counts(rules)}." if rules else "No rule is broken."
     for each in account.findings[:MAX_FINDINGS]:
         yield f"  {each.message_id} (task {each.task_id}): {each.rule}; {each.workers}"
     if len(account.findings) > MAX_FINDINGS:
         yield f"  and {len(account.findings) - MAX_FINDINGS} more: --json has all"
-    if account.passed_over:
-        yield f"{counted(account.passed_over, 'line')} passed over, which tell of no message."
+    if account.passed_over_lines:
+        yield f"{counted(account.passed_over_lines, 'line')} passed over, which tell of no message."
 
 
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in sorted(counts.items(), key=lambda pair: -pair[1]))
-
-
-def _in_brackets(counts: Mapping[str, int]) -> str:
-    return f" ({_counts(counts)})" if counts else ""
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.most_common())

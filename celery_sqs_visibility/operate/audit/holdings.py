@@ -1,134 +1,122 @@
-"""One message in one worker, from its receive until its end, as the worker's log tells it."""
+"""The history of one message in one worker, from its receive to its end, according to the worker's log."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from celery_sqs_visibility import events
-from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
 
-#: By default.
-TOLERANCE_SECONDS: Final = 1.0
 
-RECEIVED: Final = MESSAGE_OF[events.Received]
-STARTED: Final = MESSAGE_OF[events.Started]
-EXTENDED: Final = MESSAGE_OF[events.Extended]
-LOST: Final = MESSAGE_OF[events.Lost]
+class Worker(NamedTuple):
+    """A process of a node. A restart changes it, except in some containers."""
 
-#: Events after which a worker no longer has the message, and what became of it.
-ENDS: Final = {
-    MESSAGE_OF[events.Hidden]: "hidden",
-    MESSAGE_OF[events.Parked]: "parked",
-    MESSAGE_OF[events.Renewed]: "copied",
-    MESSAGE_OF[events.Released]: "given back",
-    MESSAGE_OF[events.DeadLettered]: "dead letter",
-    MESSAGE_OF[events.Deleted]: "deleted",
+    node: str
+    process: str
+
+    def __str__(self) -> str:
+        return f"{self.node} ({self.process})"
+
+
+class LogLine(NamedTuple):
+    """A log line about a message. Instants are in seconds since the epoch, by the worker's clock."""
+
+    at: float
+    kind: type[events.Event]
+    receipt: tuple[Worker, int]  # the number is SQS's receive count
+    until: float  # the end of the event's seconds; infinity if it has none
+    task_id: str | None
+
+
+class End(NamedTuple):
+    """How a worker's part in a message ended: where the message is then, and why it may run again."""
+
+    place: str
+    reason: str
+
+
+BACK: Final = "back in SQS"
+AFTER_ITS_END: Final = "delivered by SQS after its deletion"
+
+#: Events after which a worker no longer has the message. It does not matter what the message waits for.
+ENDS: Final[dict[type[events.Event], End]] = {
+    events.Hidden: End(BACK, "retry"),
+    events.Parked: End(BACK, "retry"),
+    events.Released: End(BACK, "given back"),
+    events.Renewed: End("went on as a copy", AFTER_ITS_END),
+    events.DeadLettered: End("dead letter", AFTER_ITS_END),
+    events.Deleted: End("done", AFTER_ITS_END),
 }
-
-#: Ends that are a change of the message's visibility.
-CHANGES: Final = frozenset({"hidden", "given back", "parked"})
-
-RUN_ENDS: Final = frozenset({MESSAGE_OF[events.Finished], MESSAGE_OF[events.Failed]})
-
-EXTENDED_LATE: Final = "extended after its end"
-CHANGED_LATE: Final = "changed after its deadline"
-STARTED_TWICE: Final = "started twice under one receipt"
 
 
 @dataclass(slots=True)
 class Holding:
-    """What a worker did with a message. Instants are in seconds since the epoch, by the worker's clock.
+    """What one worker did with a message. Instants are in seconds since the epoch, by the worker's clock.
 
     Attributes:
-        worker: node and process.
-        receives: SQS's counts of its receives; more than one if it came back while it was held.
-        received: when it came.
-        deadline: until when SQS hides it; infinity if that is not known.
-        tolerance: by how many seconds a line may come late, or a clock be wrong.
-        began: when its run began, if it did.
-        run_ended: when its run ended, if it did.
-        end: what became of it, one of `ENDS`; `None` if the log does not say.
-        ended: when the log told that.
-        lost: whether the worker has noticed that another may have it.
-        broken: names of the rules that were broken.
+        receives: SQS's receive counts; more than one if the message came back while it was held.
+        deadline: until when SQS hides the message; infinity if unknown.
+        tolerance: by how many seconds lines may be late, or clocks differ.
+        end: what became of the message; `None` if the log does not say.
+        lost: whether the worker noticed that another may have the message.
     """
 
-    worker: str
-    receives: list[int]
+    worker: Worker
     received: float
+    tolerance: float
+    receives: list[int] = field(default_factory=list)
     deadline: float = math.inf
-    tolerance: float = TOLERANCE_SECONDS
     began: float | None = None
     run_ended: float | None = None
-    end: str | None = None
+    end: End | None = None
     ended: float | None = None
     lost: bool = False
     broken: list[str] = field(default_factory=list)
 
-    def take(self, event: Mapping[str, Any]) -> None:
-        """Note a later event."""
-        at, message = event["at"], event["message"]
-        if message == STARTED:
+    def take(self, told: LogLine) -> None:
+        """Add an event. After a further receive of the message, the newest receipt counts."""
+        if told.kind is events.Received:
+            if told.receipt[1] > max(self.receives, default=0):
+                self.deadline, self.lost = told.until, False
+            self.receives = sorted({*self.receives, told.receipt[1]})
+        elif told.kind is events.Started:
             if self.began is not None and self.run_ended is None and len(self.receives) == 1:
-                self.broken.append(STARTED_TWICE)
-            self.began = at
-        elif message == EXTENDED:
-            if self.ended is not None and at > self.ended + self.tolerance:
-                self.broken.append(EXTENDED_LATE)
-            self.deadline = at + event.get("seconds", math.inf)
-        elif message == LOST:
+                self.broken.append("started twice under one receipt")
+            self.began = told.at
+        elif told.kind is events.Extended:
+            if self.ended is not None and told.at > self.ended + self.tolerance:
+                self.broken.append("extended after its end")
+            self.deadline = told.until
+        elif told.kind is events.Lost:
             self.lost = True
-        elif message in RUN_ENDS:
-            self.run_ended = at
-        elif (end := ENDS.get(message)) is not None:
-            self._finish(end, at)
+        elif told.kind in (events.Finished, events.Failed):
+            self.run_ended = told.at
+        elif (end := ENDS.get(told.kind)) is not None:
+            self._finish(end, told.at)
 
-    def come_back(self, event: Mapping[str, Any]) -> None:
-        """Note that it was received again while it was held: the newer receipt counts from now on."""
-        self.receives.append(event["receive_count"])
-        self.deadline, self.lost = deadline_of(event), False
-
-    def _finish(self, end: str, at: float) -> None:
-        if end in CHANGES and not self.lost and at > self.deadline + self.tolerance:
-            self.broken.append(CHANGED_LATE)
-        if self.end is None or end == "dead letter":  # which is deleted, too
+    def _finish(self, end: End, at: float) -> None:
+        if end.place == BACK and not self.lost and at > self.deadline + self.tolerance:
+            self.broken.append("changed after its deadline")
+        if self.end is None:  # copies and dead letters are followed by a delete
             self.end, self.ended = end, at
         if self.run_ended is None and self.began is not None:
             self.run_ended = at
 
 
-def deadline_of(received: Mapping[str, Any]) -> float:
-    """When the visibility timeout of a receive ends; infinity if the line does not say how long it is."""
-    seconds: float = received.get("seconds") or math.inf
-    return float(received["at"]) + seconds
-
-
-def holdings_of(told: list[dict[str, Any]], tolerance: float = TOLERANCE_SECONDS) -> list[Holding]:
-    """The holdings of one message, in the order of its receives.
-
-    `told` are its events in the order of their time.
-    """
-    held: dict[str, Holding] = {}
-    done: list[Holding] = []
-    for event in told:
-        worker = worker_of(event)
-        current = held.get(worker)
-        if event["message"] == RECEIVED:
-            if current is not None and current.end is None:
-                current.come_back(event)
-                continue
-            if current is not None:
-                done.append(current)
-            receives, at = [event["receive_count"]], event["at"]
-            held[worker] = Holding(worker, receives, at, deadline_of(event), tolerance)
-        elif current is not None:
-            current.take(event)
-    return sorted([*done, *held.values()], key=lambda one: (one.receives[0], one.received))
-
-
-def worker_of(event: Mapping[str, Any]) -> str:
-    """The worker's name and process, which a restart changes."""
-    return f"{event.get('node', '-')} ({event.get('process', '-')})"
+def holdings_of(history: list[LogLine], tolerance: float) -> list[Holding]:
+    """The holdings of one message, in the order of its receives. `history` must be sorted by time."""
+    came_back = {each.receipt for each in history if each.kind is events.Superseded}
+    holdings: list[Holding] = []
+    by_receipt: dict[tuple[Worker, int], Holding] = {}
+    for told in history:
+        if told.kind is events.Received:
+            worker, count = told.receipt
+            held = next((each for each in reversed(holdings) if each.worker == worker), None)
+            if not held or held.end or not (told.receipt in came_back or count <= held.receives[-1]):
+                held = Holding(worker, told.at, tolerance)
+                holdings.append(held)
+            by_receipt[told.receipt] = held
+        if (holding := by_receipt.get(told.receipt)) is not None:
+            holding.take(told)
+    return sorted(holdings, key=lambda one: (one.receives[-1], one.received))

@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 LETTER: Final = "dead letter"
 
-#: Most letters of a list.
+#: How many letters a list shows by default.
 LISTED: Final = 100
 
 _FILTERS: Final = (
@@ -60,7 +60,7 @@ _FILTERS: Final = (
 
 
 def _place_options(command: F) -> F:
-    """Add QUEUE and the option for its dead-letter queue. The command gets their `Place`."""
+    """Add QUEUE and the option for its dead-letter queue. The command gets a `Place` instead."""
 
     @click.argument("queue")
     @click.option(
@@ -83,6 +83,14 @@ def _filters(command: F) -> F:
     for each in reversed(_FILTERS):
         command = each(command)
     return command
+
+
+def _choice(command: F) -> F:
+    """Add IDs, --all, the filters and --limit."""
+    command = click.option("--limit", type=click.IntRange(1), help="Maximum number of letters.")(command)
+    everything = "All of QUEUE, or all that match the filters."
+    command = click.option("--all", "everything", is_flag=True, help=everything)(_filters(command))
+    return click.argument("ids", metavar="[ID]...", nargs=-1)(command)
 
 
 def _selection(place: Place, *, any_source: bool, **filters: Any) -> Selection:
@@ -116,7 +124,7 @@ def list_letters(
     limit = limit or (None if by else LISTED)
     with session_of(place, _selection(place, **filters), limit) as session:
         now = session.now()
-        summaries = [letter.summary(now) for batch in session.batches() for letter in batch]
+        summaries = [letter.summary(now) for letter in session.letters()]
     summaries.sort(key=lambda letter: -letter["age_seconds"])
     if as_json:
         show_json(grouped(summaries, by) if by else summaries)
@@ -141,7 +149,7 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
     ID is the message's or the task's, or its first eight characters.
     """
     with session_of(place, Selection([_checked_id(letter_id)]), None) as session:
-        letter = next((letter for batch in session.batches() for letter in batch), None)
+        letter = next(session.letters(), None)
         if letter is None:
             raise _not_there(session)
         facts = letter_facts(letter, place.letters, place.context.payloads, session.now())
@@ -150,15 +158,12 @@ def show_letter(place: Place, letter_id: str, as_json: bool) -> None:  # noqa: F
 
 @dead_letters.command("retry")
 @_place_options
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of QUEUE, or all that the filters let through.")
-@_filters
-@click.option("--limit", type=click.IntRange(1), help="Most letters.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Most messages a second.")
+@_choice
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Maximum number of messages a second.")
 @click.option(
-    "--yes", is_flag=True, help="Do not ask before all letters go, or any to other queues than QUEUE."
+    "--yes", is_flag=True, help="Do not ask before sending all letters, or any to queues other than QUEUE."
 )
-@click.option("--dry-run", is_flag=True, help="List what would be sent back, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="List what would be sent back, without sending it.")
 @click.option(
     "--native",
     is_flag=True,
@@ -201,17 +206,11 @@ def retry_letters(
         which = _which(place, ids, filtered=any(filters.values()))
         click.confirm(f"Run the tasks again of {which}?", abort=True, err=True)
     if native:
-        moved = move_all(place, rate)
-        if as_json:
-            show_json(moved)
-        else:
-            say(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
+        _show_moved(move_all(place, rate), as_json=as_json)
         return
     with session_of(place, selection, limit) as session:
         if dry_run:
             _show_plan(session, as_json=as_json)
-            if session.missing():
-                raise _not_there(session)
             return
         moves = Moves(place, session.held, session.stop, place.context.payloads, rate)
         if not yes:
@@ -223,10 +222,7 @@ def retry_letters(
 
 @dead_letters.command("delete")
 @_place_options
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of QUEUE, or all that the filters let through.")
-@_filters
-@click.option("--limit", type=click.IntRange(1), help="Most letters.")
+@_choice
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def delete_letters(
@@ -252,7 +248,7 @@ def delete_letters(
 
 
 def _chosen(place: Place, ids: tuple[str, ...], everything: bool, filters: dict[str, Any]) -> Selection:  # noqa: FBT001
-    # `--any-source` is no filter: it takes more letters.
+    # `--any-source` is not a filter: it selects more letters.
     filtered = any(value is not None for name, value in filters.items() if name != "any_source")
     if bool(ids) == everything and (ids or not filtered):
         raise click.UsageError("name the dead letters by their IDs, or by a filter, or take all by --all")
@@ -269,7 +265,7 @@ def _checked_id(text: str) -> str:
 
 
 def _which(place: Place, ids: tuple[str, ...], *, filtered: bool) -> str:
-    """Name the letters that a question is about."""
+    """A description of the letters that a question is about."""
     if ids:
         which = counted(len(ids), LETTER)
     elif filtered:
@@ -289,19 +285,28 @@ def _agrees(session: Session, target: Queue) -> bool:
 
 def _show_plan(session: Session, *, as_json: bool) -> None:
     now, place = session.now(), session.place
-    letters = [letter for batch in session.batches() for letter in batch]
+    letters = list(session.letters())
     targets = [_named_target(place, letter) for letter in letters]
     if as_json:
         pairs = zip(letters, targets, strict=True)
         show_json([{**letter.summary(now), "to": target} for letter, target in pairs])
-        return
-    if letters:
-        show_letters([letter.summary(now) for letter in letters])
-    say(f"{counted(len(letters), LETTER)} would be sent back{_to_queues(Counter(targets))}.")
+    else:
+        if letters:
+            show_letters([letter.summary(now) for letter in letters])
+        say(f"{counted(len(letters), LETTER)} would be sent back{_to_queues(Counter(targets))}.")
+    if session.missing():
+        raise _not_there(session)
+
+
+def _show_moved(moved: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        show_json(moved)
+    else:
+        say(f"SQS moved {counted(moved['moved'], 'message')} to {moved['to']!r}.")
 
 
 def _named_target(place: Place, letter: Letter) -> str:
-    """Celery's name of the queue that a letter goes to, or the letter's own name for it."""
+    """Celery's name of the queue that a letter would go to, or the name in the letter."""
     try:
         return place.target_of(letter).name
     except RefusedError:
@@ -309,7 +314,7 @@ def _named_target(place: Place, letter: Letter) -> str:
 
 
 def _to_queues(sent_to: Counter[str]) -> str:
-    """The queues that letters go to, as the end of a sentence."""
+    """The queues that letters went to, as the end of a sentence."""
     if len(sent_to) <= 1:
         return "".join(f" to {name!r}" for name in sent_to)
     return ": " + ", ".join(f"{number} to {name!r}" for name, number in sent_to.items())
@@ -319,14 +324,14 @@ def _to_queues(sent_to: Counter[str]) -> str:
 def _report(
     done: str, outcome: Outcome, session: Session, *, as_json: bool, follow_seconds: float | None = None
 ) -> Iterator[None]:
-    """Print the outcome of the letters, also after an error or Ctrl-C, and after they were followed."""
+    """Print what was done with the letters, even after an error or Ctrl-C, and follow them if asked."""
     followed: Followed | None = None
     try:
         yield
         if follow_seconds is not None and outcome.done and not session.stop.is_set():
             followed = follow(session, outcome, follow_seconds)
     finally:
-        is_interrupted = session.stop.is_set() and followed is None  # later it ended the wait alone
+        is_interrupted = session.stop.is_set() and followed is None  # after that it only ended the wait
         if as_json:
             facts = {"interrupted": is_interrupted, "followed": followed and dataclasses.asdict(followed)}
             show_json({**vars(outcome), **facts})
@@ -335,7 +340,7 @@ def _report(
             if followed is not None:
                 _show_followed(outcome, followed, session.place)
     if is_interrupted:
-        raise CommandError("interrupted: the others are dead letters still")
+        raise CommandError("interrupted: the others are still dead letters")
     if outcome.failed:
         raise CommandError(f"{counted(len(outcome.failed), LETTER)} left")
     if session.missing():
@@ -357,7 +362,7 @@ def _not_there(session: Session) -> CommandError:
 
 
 def _of_those(session: Session) -> str:
-    """The end of a sentence about no letters, if there may be some that SQS does not give."""
+    """The end of a sentence about no letters, if there may be some that SQS does not hand out."""
     return ", of those that SQS gives" if session.behind else ""
 
 

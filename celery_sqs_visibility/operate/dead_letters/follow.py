@@ -1,4 +1,4 @@
-"""A look, some time after a retry, for the letters that have come back."""
+"""Finds letters that have come back some time after a retry."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ class Followed:
     """What became of letters that were sent back.
 
     Attributes:
-        seconds: how long it was waited.
         came_back: ids of the tasks that are dead letters again.
-        in_queue: approximate number of messages in the source queue, hidden ones included; `None` if SQS
-            does not tell.
+        in_queue: approximate number of messages in the source queue, including hidden ones; `None` if
+            unknown.
     """
 
     seconds: int
@@ -38,14 +37,14 @@ class Followed:
 
 
 def follow(session: Session, outcome: Outcome, seconds: float) -> Followed:
-    """Wait, then look for tasks that were sent back and are letters again. The command's thread.
+    """Wait, then look for tasks that were sent back and are dead letters again. The command's thread.
 
-    Ctrl-C and SIGTERM end the wait, not the look. Letters without a task's id are not recognised.
+    Ctrl-C and SIGTERM end only the wait. Letters without a task id are not recognised.
 
     Raises:
         SQSError: SQS does not answer, or refuses.
     """
-    release(session.held)  # nobody waits for what this command only looked at
+    release(session.held)  # give back letters that the command only looked at
     say(
         f"Sent back {counted(len(outcome.done), 'dead letter')}. Waiting {duration_text(seconds)} (Ctrl-C "
         "ends the wait), then looking for those that came back: they are received and given back at once.",
@@ -58,14 +57,14 @@ def follow(session: Session, outcome: Outcome, seconds: float) -> Followed:
 
 
 def _letters_again(session: Session, outcome: Outcome) -> list[str]:
-    # Not the session's event, which has ended the wait: a second Ctrl-C raises.
+    # Not the session's event, which has ended the wait. A second Ctrl-C raises.
     stop, sent = threading.Event(), frozenset(filter(None, outcome.task_ids))
     held = HeldMessages(session.place.letters, SYSTEM_CLOCK, stop)
     place, ahead = replace(session.place), session.clock_offset  # a copy, which counts anew
     look = Session(place, Selection(sent), None, held, stop, ahead, began=session.now())
     with given_back(look):
-        letters = [letter for batch in look.batches() for letter in batch]
-    deleted = set(outcome.done)  # or not deleted, which the outcome says
+        letters = list(look.letters())
+    deleted = set(outcome.done)  # those that could not be deleted are part of the outcome
     return sorted({str(letter.task_id) for letter in letters if letter.id not in deleted})
 
 

@@ -1,4 +1,4 @@
-"""Dead letters in groups, by what they have in common."""
+"""Groups of dead letters that have something in common."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def grouping(text: str) -> tuple[str, ...]:
 
 
 def grouped(summaries: Iterable[dict[str, Any]], by: Sequence[str]) -> list[dict[str, Any]]:
-    """Group letters by those members of their summaries, the largest group first.
+    """Group letters by these members of their summaries, the largest group first.
 
     A group has these members, `count`, the ages `oldest_seconds` and `newest_seconds`, and as `example` the
-    id of its newest letter. Of an exception only the class counts.
+    id of its newest letter. Exceptions are compared by their class only.
     """
     groups: defaultdict[tuple[str | None, ...], list[dict[str, Any]]] = defaultdict(list)
     for letter in summaries:

@@ -1,4 +1,4 @@
-"""Dead letters as they were received: their contents, filters for them, and their printed forms."""
+"""Received dead letters: their contents, filters for them, and how they are printed."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from celery_sqs_visibility.transport.content_bounds import check_content, inflat
 #: Content types that are decoded here. Not pickle, which would run code.
 READABLE_CONTENT_TYPES: Final = frozenset({"application/json", "application/x-yaml", "application/x-msgpack"})
 
-#: A number of attempts, as anybody may have written it: int() refuses "²", which isdigit() accepts.
+#: A number of attempts, which anybody may have written: int() refuses "²", which isdigit() accepts.
 NUMBER: Final = re.compile(r"\d{1,9}", re.ASCII)
 
-#: Characters of an id that a table shows, and that are enough to name a message.
+#: Characters of an id that a table shows, and that are enough to identify a message.
 SHORT_ID_CHARACTERS: Final = 8
 
 
@@ -49,7 +49,7 @@ class Letter:
 
     Attributes:
         message: as it was received, with all attributes.
-        content: the task's message, why there is none, or where in S3 it is.
+        content: the task's message, why there is none, or where it is in S3.
     """
 
     message: ReceivedMessage
@@ -72,22 +72,22 @@ class Letter:
 
     @property
     def details(self) -> dict[str, str]:
-        """Facts that a worker has written about it; empty if SQS has moved it."""
+        """Facts that a worker has written into it; empty if SQS moved the message."""
         return {} if SOURCE_ARN in self.system else described(self.attributes)
 
     @property
     def task(self) -> str | None:
-        """The task's name, as far as it is known."""
+        """The task's name, if known."""
         return self.details.get("task") or getattr(self.content, "task", None)
 
     @property
     def task_id(self) -> str | None:
-        """The task's id, as far as it is known."""
+        """The task's id, if known."""
         return self.details.get("task_id") or getattr(self.content, "task_id", None)
 
     @property
     def reason(self) -> str | None:
-        """Why it was given up."""
+        """Why the message was given up."""
         if reason := self.details.get("reason"):
             return reason
         if isinstance(self.content, UnreadableError):
@@ -97,22 +97,22 @@ class Letter:
 
     @property
     def source(self) -> str | None:
-        """The queue that it was given up in: Celery's name or, of one that SQS moved, SQS's."""
+        """The queue in which it was given up: Celery's name or, if SQS moved it, SQS's."""
         return self.details.get("source_queue") or self.system.get(SOURCE_ARN, "").rpartition(":")[2] or None
 
     @property
     def sent(self) -> float:
-        """When it was given up or, where SQS moved it, sent: in seconds since the epoch, by SQS's clock."""
+        """When the message was given up, or sent if SQS moved it; seconds since the epoch by SQS's clock."""
         return int(self.system.get("SentTimestamp", 0)) / 1000
 
     @property
     def names(self) -> set[str]:
-        """Its id, its task's id and that of the message that was given up, whole and short."""
+        """The ids of the letter, its task and the message that was given up, whole and abbreviated."""
         whole = (self.id, self.task_id, self.details.get("message_id"))
         return {name for text in whole if text for name in (text, text[:SHORT_ID_CHARACTERS])}
 
     def age(self, now: float) -> float:
-        """Seconds since then."""
+        """Seconds since `sent`."""
         return max(0.0, now - self.sent)
 
     def summary(self, now: float) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def read_letter(queue: Queue, message: ReceivedMessage, readable: ReadablePayloa
 
 
 def arguments(payload: Mapping[str, Any]) -> Any:
-    """The body of a task's message: arguments, keyword arguments and what is embedded.
+    """The decoded body of a task's message: arguments, keyword arguments and embedded options.
 
     Raises:
-        Exception: it cannot be decoded, or its content type is not in `READABLE_CONTENT_TYPES`.
+        Exception: it can't be decoded, or its content type is not in `READABLE_CONTENT_TYPES`.
     """
     body: Any = payload.get("body") or ""
     if payload["properties"].get("body_encoding") == "base64":
@@ -165,13 +165,13 @@ class Selection:
     """Filters for dead letters.
 
     Attributes:
-        ids: of messages or tasks, or the first eight characters of one.
-        task: a glob of the task's name.
-        exception: a glob of the exception: its class, with or without module, or class and text.
+        ids: of messages or tasks, or the first eight characters of an id.
+        task: a glob for the task's name.
+        exception: a glob for the exception: its class, with or without module, or class and text.
         older_than: seconds.
         newer_than: seconds.
-        sources: names of the queue that they were given up in; `None` is any. A letter that names no queue
-            is any queue's.
+        sources: names of the queue in which they were given up; `None` for any. A letter that names no queue
+            matches any.
     """
 
     ids: Collection[str] = ()
@@ -186,7 +186,7 @@ class Selection:
         return self.sources is None or letter.source is None or letter.source in self.sources
 
     def ids_of(self, letter: Letter) -> set[str]:
-        """The ids that match the letter."""
+        """The selected ids that identify the letter."""
         return letter.names.intersection(self.ids)
 
     def matches(self, letter: Letter, now: float) -> bool:
@@ -203,7 +203,7 @@ class Selection:
 
 
 def class_of(exception: str) -> str:
-    """The class of an exception that is given as `module.Class: text`."""
+    """The class in an exception's text `module.Class: text`."""
     return exception.partition(":")[0]
 
 
@@ -230,12 +230,12 @@ def show_letters(summaries: Sequence[dict[str, Any]]) -> None:
 
 
 def cell(text: str | None) -> str | None:
-    """A text as one short line of a table."""
+    """A text in the form of a short line for a table."""
     return None if text is None else truncated(" ".join(text.split()), 40)
 
 
 def letter_facts(letter: Letter, queue: Queue, payloads: PayloadStore | None, now: float) -> dict[str, Any]:
-    """All facts of a letter in that dead-letter queue. A payload in S3 is fetched."""
+    """All facts of a letter in that dead-letter queue. Fetches a payload from S3."""
     content, problem = letter.content, None
     if isinstance(content, PayloadPointer) and payloads is not None:
         try:
@@ -271,7 +271,7 @@ def _task(content: DecodedMessage) -> dict[str, Any]:
 
 
 def show_facts(facts: dict[str, Any]) -> None:
-    """Print a letter, one fact a line, and each once; the traceback and the body as they are."""
+    """Print the facts of a letter, one a line, each once. Traceback and body are printed as they are."""
     for name, value in facts.items():
         if name in {"args", "kwargs"}:  # as `message --args` takes them
             say(f"{name}: {json.dumps(value, default=str, ensure_ascii=False)}")

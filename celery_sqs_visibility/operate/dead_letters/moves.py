@@ -1,4 +1,4 @@
-"""Dead letters sent back in batches, deleted, or moved by SQS itself. None is deleted before it is sent."""
+"""Dead letters sent back in batches, deleted, or moved by SQS itself. Sending comes before deleting."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ from celery_sqs_visibility.operate.aws_commands import aws_command
 from celery_sqs_visibility.operate.dead_letters.letter import Letter
 from celery_sqs_visibility.operate.dead_letters.session import HeldMessages, Place
 from celery_sqs_visibility.operate.invocation import PASSING, CommandError, counted, with_retries
+from celery_sqs_visibility.policy.clock import sleep
 from celery_sqs_visibility.policy.message_limits import message_bytes
 from celery_sqs_visibility.policy.payload_pointers import PayloadPointer
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import encode_payload
 from celery_sqs_visibility.transport.encoding import DEFAULT_GROUP
 
-#: Codes of endpoints that do not know an action; the numbers are statuses of answers without a code.
+#: Error codes of endpoints that do not know an action; the numbers are HTTP statuses.
 NOT_KNOWN: Final = frozenset(
     ("404", "405", "500", "501", "InvalidAction", "NotImplemented", "UnknownOperationException")
 )
@@ -43,7 +44,7 @@ NOT_KNOWN: Final = frozenset(
 #: Seconds between two requests for the progress.
 LOOK_SECONDS: Final = 2.0
 
-#: How often the list is asked for while it lacks the task.
+#: How often the list is read while it lacks the task.
 MAX_LOOKS_WITHOUT_TASK: Final = 15
 
 
@@ -52,10 +53,10 @@ class Outcome:
     """Results for letters that were sent back or deleted.
 
     Attributes:
-        done: ids of those that were sent back, or deleted.
-        task_ids: ids of their tasks, in the same order; `None` where it is not known.
-        sent_to: how many were sent back to each queue, by Celery's name.
-        failed: ids of the others, with the reason.
+        done: ids of letters that were sent back, or deleted.
+        task_ids: ids of their tasks, in the same order; `None` if unknown.
+        sent_to: number of letters sent back to each queue, by Celery's name.
+        failed: reasons by the ids of the others.
     """
 
     done: list[str] = field(default_factory=list)
@@ -75,12 +76,9 @@ class Moves:
     """Moves letters one batch after the other. The command's thread.
 
     Attributes:
-        place: where the letters are, and go to.
-        held: has their receipt handles.
-        stop: ends the moves after the current batch.
-        payloads: the bucket of large messages.
+        stop: when set, ends the moves after the current batch.
         per_second: the rate limit, in messages.
-        agrees: asked once for each queue that is not the source, whether letters may go there.
+        agrees: asks, once for each queue other than the source, whether letters may go there.
     """
 
     place: Place
@@ -104,13 +102,13 @@ class Moves:
             if (target := self._target(letter)) is not None:
                 by_target[target].append((letter, message_to_send_back(letter, fifo=target.fifo)))
         for target, pairs in by_target.items():
-            # Of a FIFO queue one at a time: SendMessageBatch may refuse one, and take those behind it.
+            # To a FIFO queue one at a time: SendMessageBatch may refuse one, and accept those behind it.
             size = 1 if target.fifo else self._batch_size()
             for batch in batches_of([message for _, message in pairs], size):
                 self._paced([pairs[position] for position in batch], target)
 
     def delete(self, letters: Sequence[Letter]) -> None:
-        """Delete up to ten letters for good. A payload in S3 stays: a message that was sent back may need it.
+        """Delete up to ten letters for good. Payloads in S3 are kept: messages sent back may need them.
 
         Raises:
             SQSError: a whole request failed.
@@ -118,7 +116,7 @@ class Moves:
         self.outcome.add(self._delete(letters, "{}"))
 
     def _target(self, letter: Letter) -> Queue | None:
-        """The queue that the letter goes to; `None` if it stays, with the reason in the outcome."""
+        """The queue that the letter goes to; `None` if it can't go, with the reason in the outcome."""
         try:
             target = self.place.target_of(letter)
         except RefusedError as error:
@@ -131,7 +129,7 @@ class Moves:
         return None
 
     def _target_problem(self, target: Queue) -> str | None:
-        """Why nothing is sent to a queue: anybody who sends to the dead-letter queue may name any queue."""
+        """Why nothing may be sent to that queue, which anybody who can send dead letters may have named."""
         if target.url == self.place.source.url:
             return None
         if target.url not in self._agreed:
@@ -197,18 +195,18 @@ class Moves:
         try:
             self.payloads.objects.get(
                 letter.content.key, max_bytes=0
-            )  # asks for the object, and reads nothing
+            )  # only asks for the object, without reading it
         except ObjectDoesNotExistError:
             return f"its payload {letter.content} is gone, so its task could not run. Delete it"
         except (TooLargeError, SQSError):
-            return None  # it is there, or nobody may say
+            return None  # the payload exists, or that is unknown
         return None
 
 
 def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
     """The message for the source queue, with the sender's attributes and group.
 
-    Its deduplication id is new: a FIFO queue drops one that it has seen in the last five minutes.
+    Its deduplication id is new, because a FIFO queue drops an id that it has seen in the last five minutes.
     """
     return OutgoingMessage(
         body=_body(letter),
@@ -219,7 +217,7 @@ def message_to_send_back(letter: Letter, *, fifo: bool) -> OutgoingMessage:
 
 
 def _body(letter: Letter) -> str:
-    """The body; a copy's header `retries`, which a wait for an ETA has written, is reset."""
+    """The body. In a copy that waited for an ETA, the header `retries` is reset."""
     content = letter.content
     if isinstance(content, DecodedMessage) and (content.payload.get("headers") or {}).get("retries"):
         payload = content.payload
@@ -228,7 +226,7 @@ def _body(letter: Letter) -> str:
 
 
 def batches_of(messages: Sequence[OutgoingMessage], size: int = BATCH_ENTRIES) -> Iterator[range]:
-    """Positions of messages that fit into one SendMessageBatch, in their order."""
+    """Positions of messages that fit into one SendMessageBatch, in order."""
     begin, bytes_ = 0, 0
     for position, message in enumerate(messages):
         own = message_bytes(message.body, message.attributes)
@@ -241,10 +239,10 @@ def batches_of(messages: Sequence[OutgoingMessage], size: int = BATCH_ENTRIES) -
 
 
 def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
-    """Let SQS move all messages, and wait for the end. Ctrl-C ends the wait only.
+    """Let SQS move all messages, and wait for the end. Ctrl-C only ends the wait.
 
     Raises:
-        CommandError: SQS does not move these messages, or did not move them all.
+        CommandError: SQS does not move these messages, or has not moved all of them.
     """
     if not place.is_of_policy:
         raise CommandError(
@@ -252,8 +250,8 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
             f"{place.source.name!r} does not name {place.letters.name!r}: leave out --native"
         )
     if per_second is not None and per_second < 1:
-        raise CommandError(f"SQS moves one message a second at the least, and --rate is {per_second:g}")
-    pace = None if per_second is None else min(int(per_second), 500)  # API_StartMessageMoveTask takes no more
+        raise CommandError(f"SQS moves at least one message a second, and --rate is {per_second:g}")
+    pace = None if per_second is None else min(int(per_second), 500)  # API_StartMessageMoveTask's maximum
     source = place.letters.arn()
     before = _start(place, source, pace)
     try:
@@ -263,13 +261,13 @@ def move_all(place: Place, per_second: float | None) -> dict[str, Any]:
     if task.status != "COMPLETED":
         raise CommandError(
             f"SQS moved {counted(task.moved, 'message')}, and then: {task.status}, "
-            f"{task.failure or 'no reason given'}. The others are dead letters still"
+            f"{task.failure or 'no reason given'}. The others are still dead letters"
         )
     return {"moved": task.moved, "to": place.source.name}
 
 
 def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
-    """Start the task. Returns the one before it."""
+    """Start the task. Returns the previous one, if any."""
     try:
         before = place.letters.sqs.latest_move_task(source_arn)
         place.letters.sqs.start_move_task(source_arn, place.source.arn(), pace)
@@ -284,7 +282,7 @@ def _start(place: Place, source_arn: str, pace: int | None) -> MoveTask | None:
 
 
 def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask:
-    """Wait for the end of the move task that follows `before`. Returns it."""
+    """Wait for the end of the move task after `before`. Returns it."""
     former, without = before and before.started, 0
     while without < MAX_LOOKS_WITHOUT_TASK:
         try:
@@ -297,7 +295,7 @@ def _watched(queue: Queue, source_arn: str, before: MoveTask | None) -> MoveTask
             return task
         elif sys.stderr.isatty():
             click.echo(f"\r{task.moved} of {task.to_move or '?'} moved", err=True, nl=False)
-        threading.Event().wait(LOOK_SECONDS)
+        sleep(LOOK_SECONDS)
     raise CommandError(
         f"SQS has begun to move the messages of {queue.name!r}, and does not list the task: look at "
         f"`{aws_command('sqs', 'list-message-move-tasks', queue.sqs.location(), source_arn=source_arn)}`"

@@ -1,6 +1,6 @@
 """A command's session with a dead-letter queue.
 
-Received messages stay hidden until the end, and are then released, also after Ctrl-C.
+Received messages stay hidden until the end, and are then released, even after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import Final, TextIO
 
 import click
@@ -31,15 +32,15 @@ from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-#: How long a message is hidden at a time, and stays hidden where the command is killed.
+#: How long a message is hidden at a time, and stays hidden if the command is killed.
 HOLD_SECONDS: Final = 120
 
-#: After this many receives in a row without a new message, or with later ones only, the look ends.
+#: After this many consecutive receives without a new message, or with later ones only, the search ends.
 MAX_REPEATS: Final = 3
 
 OPTIONS: Final = ReceiveOptions(HOLD_SECONDS, ("All",), ("All",))
 
-#: Seconds between two looks for an answer.
+#: The interval at which the terminal is checked for an answer.
 ANSWER_SECONDS: Final = 0.5
 
 #: SQS's answers have the time in whole seconds: a smaller difference of the clocks is ignored.
@@ -51,9 +52,7 @@ class Place:
     """A queue and its dead-letter queue.
 
     Attributes:
-        source: the queue that messages were given up in.
-        letters: the dead-letter queue.
-        is_of_policy: whether the source's redrive policy names it.
+        is_of_policy: whether the source's redrive policy names that dead-letter queue.
     """
 
     context: BrokerContext
@@ -63,11 +62,11 @@ class Place:
 
     @property
     def source_names(self) -> set[str]:
-        """The names of the source, Celery's and SQS's."""
+        """Celery's and SQS's names of the source."""
         return {self.source.name, self.source.sqs_name}
 
     def target_of(self, letter: Letter) -> Queue:
-        """The queue that a letter was given up in; the source if it names none.
+        """The queue in which a letter was given up, or the source if it names none.
 
         Raises:
             SQSError: the queue does not exist, or SQS does not answer.
@@ -80,12 +79,12 @@ class Place:
 
     @property
     def moves_on(self) -> bool:
-        """Whether the dead-letter queue has a redrive policy of its own, as far as it may be read."""
+        """Whether the dead-letter queue has a redrive policy of its own; `False` if unknown."""
         return parse_redrive_policy(self._before) is not None
 
     @property
     def number_before(self) -> int:
-        """Number of dead letters at the beginning, with hidden ones; 0 if it may not be read."""
+        """Number of dead letters at the beginning, including hidden ones; 0 if unknown."""
         return sum(int(self._before.get(kind, 0)) for kind in (VISIBLE, HIDDEN))
 
     @cached_property
@@ -95,11 +94,11 @@ class Place:
 
 
 def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place:
-    """Find a queue and its dead-letter queue, or the one that is named `letters`.
+    """Find a queue and its dead-letter queue, or the one named by `letters`.
 
     Raises:
         CommandError: the queue has no dead-letter queue.
-        SQSError: one of them does not exist, or SQS refuses.
+        SQSError: a queue does not exist, or SQS refuses.
     """
     source = context.queues.find(queue)
     found = context.queues.find(letters) if letters else dead_letter_queue(context, source)
@@ -115,14 +114,9 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
 class HeldMessages:
     """Receives messages, and extends them until they are released or forgotten. The command's thread.
 
-    Args:
-        queue: the dead-letter queue.
-        clock: the monotonic clock.
-        stop: ends the receiving.
-
     Attributes:
-        problem: the latest error of a change of visibility.
-        is_complete: whether SQS had no more to give.
+        problem: the latest error of a visibility change.
+        is_complete: whether SQS had no more messages.
     """
 
     def __init__(self, queue: Queue, clock: Clock, stop: threading.Event) -> None:
@@ -136,14 +130,14 @@ class HeldMessages:
 
     @property
     def seen(self) -> int:
-        """Number of different messages that were received, with forgotten ones."""
+        """Number of different messages received, including forgotten ones."""
         return len(self._seen)
 
     def __len__(self) -> int:
         return len(self._handles)
 
     def batches(self) -> Iterator[list[ReceivedMessage]]:
-        """Receive new messages, until there are none or `stop` is set.
+        """Receive new messages until there are none or `stop` is set.
 
         Raises:
             SQSError: SQS does not answer, or refuses.
@@ -166,7 +160,7 @@ class HeldMessages:
 
     def _receive(self) -> list[ReceivedMessage]:
         called = self._clock.monotonic()
-        # A long poll, of a second: a short one asks only some of SQS's servers.
+        # A long poll of one second, because a short one asks only some of SQS's servers.
         receive = partial(self._queue.sqs.receive, self._queue.url, BATCH_ENTRIES, 1, OPTIONS)
         received = with_retries(receive)
         for message in received:
@@ -174,14 +168,14 @@ class HeldMessages:
         return received
 
     def wait(self, seconds: float) -> None:
-        """Wait, and extend held messages. Returns early once `stop` is set."""
+        """Wait, while extending held messages. Returns early when `stop` is set."""
         until = self._clock.monotonic() + seconds
         while (left := until - self._clock.monotonic()) > 0 and not self._stop.is_set():
             self._stop.wait(min(left, HOLD_SECONDS / 8))
             self.extend()
 
     def extend(self) -> None:
-        """Extend messages that would be visible soon."""
+        """Extend messages that would soon be visible."""
         now = self._clock.monotonic()
         due = [key for key, (_, deadline) in self._handles.items() if deadline - now < HOLD_SECONDS / 2]
         for key in self._change(due, HOLD_SECONDS):
@@ -197,14 +191,14 @@ class HeldMessages:
             self._handles.pop(message_id, None)
 
     def release(self) -> int:
-        """Make held messages visible again. Returns how many stay hidden, up to `HOLD_SECONDS`."""
+        """Make held messages visible again. Returns how many stay hidden, for up to `HOLD_SECONDS`."""
         kept = list(self._handles)
         released = self._change(kept, 0)
         self._handles.clear()
         return len(kept) - len(released)
 
     def _change(self, message_ids: Sequence[str], seconds: int) -> list[str]:
-        """Change the visibility of messages. Returns those that were changed; `problem` says why not all."""
+        """Change the visibility of messages. Returns those changed; `problem` has the error of the others."""
         changed: list[str] = []
         for start in range(0, len(message_ids), BATCH_ENTRIES):
             batch = message_ids[start : start + BATCH_ENTRIES]
@@ -222,18 +216,15 @@ class HeldMessages:
 
 @dataclass
 class Session:
-    """One look at a dead-letter queue. The command's thread.
+    """One search of a dead-letter queue. The command's thread.
 
     Attributes:
-        place: the queue.
-        selection: the filters.
-        limit: the maximum of selected letters.
-        held: the messages that were received.
+        limit: the maximum number of selected letters.
         stop: set at Ctrl-C and SIGTERM.
-        clock_offset: how many seconds this machine's clock is ahead of SQS's, by which letters have ages.
-        began: in seconds since the epoch by SQS's clock.
-        others: number of letters of other queues that were left alone.
-        later: number of letters that were sent after it began, and left alone.
+        clock_offset: by how many seconds this machine's clock is ahead of SQS's, which determines ages.
+        began: in seconds since the epoch, by SQS's clock.
+        others: number of letters from other queues, which were ignored.
+        later: number of letters that were sent after the beginning, and ignored.
     """
 
     place: Place
@@ -256,12 +247,13 @@ class Session:
         return [each for each in self.selection.ids if each not in self._found]
 
     def number_elsewhere(self) -> int:
-        """Number of earlier messages that somebody else has, or had; 0 if it may not be read.
+        """Number of earlier messages that somebody else has, or had; 0 if unknown.
 
         Call it before `held.release()`. SQS's counts lag behind deletions.
         """
         held, letters = self.held, self.place.letters
-        # Visible messages that were not received were given back since; those of FIFO groups wait for others.
+        # Visible messages that were not received have been given back since, or wait behind others of a FIFO
+        # group.
         given_back = [VISIBLE] if held.is_complete and not letters.fifo else []
         try:
             left = count(letters, HIDDEN, *given_back) - (len(held) if held.is_complete else held.seen)
@@ -271,7 +263,7 @@ class Session:
 
     @cached_property
     def behind(self) -> int:
-        """Number of messages that SQS does not give, behind others of their FIFO group; 0 if unknown.
+        """Number of messages that SQS does not hand out, behind others of their FIFO group; 0 if unknown.
 
         Read it before `held.release()`.
         """
@@ -283,9 +275,9 @@ class Session:
             return 0
 
     def agrees(self, question: str) -> bool:
-        """Ask a question, and keep messages hidden meanwhile. No answer and Ctrl-C mean no."""
+        """Ask a question, and keep messages hidden meanwhile. No answer, or Ctrl-C, means no."""
         say(f"{question} [y/N]: ", nl=False, err=True)
-        stdin: TextIO | None = sys.stdin  # `None` where it is closed
+        stdin: TextIO | None = sys.stdin  # `None` if it is closed
         while stdin and not (self.stop.is_set() or select.select([stdin], [], [], ANSWER_SECONDS)[0]):
             self.held.extend()
         answer = "" if stdin is None or self.stop.is_set() else stdin.readline().strip().lower()
@@ -293,11 +285,15 @@ class Session:
             say(err=True)
         return answer in {"y", "yes"}
 
-    def batches(self) -> Iterator[list[Letter]]:
-        """The selected letters, as they are received.
+    def letters(self) -> Iterator[Letter]:
+        """Yield the selected letters, one by one."""
+        return chain.from_iterable(self.batches())
 
-        They end after a few receives without a letter from before the beginning: letters that were sent
-        back may fail, and be here again at once.
+    def batches(self) -> Iterator[list[Letter]]:
+        """Yield the selected letters as they are received.
+
+        Ends after a few receives without a letter from before the beginning: letters that were sent back may
+        fail, and be here again at once.
         """
         left = sys.maxsize if self.limit is None else self.limit
         without = 0
@@ -323,17 +319,17 @@ class Session:
         return [letter for letter in letters if self.selection.matches(letter, now)]
 
     def _is_earlier(self, letter: Letter) -> bool:
-        """Returns whether it was sent before the beginning, or is the first that an id names."""
+        """Returns whether it was sent before the beginning, or is the first letter with a selected id."""
         return letter.sent < self.began or bool(self.selection.ids_of(letter) - self._found)
 
     def _has_all(self, meant: Sequence[Letter]) -> bool:
-        """Returns whether the only letter that was asked for, by its whole id, is there."""
+        """Returns whether only one letter was asked for, by its whole id, and it is found."""
         ids = self.selection.ids
         return len(ids) == 1 and any(letter.id in ids for letter in meant)
 
     @contextmanager
     def _progress(self) -> Iterator[Callable[[int], None]]:
-        """A bar on a terminal; its length is approximate, as SQS's counts are."""
+        """A progress bar on a terminal. Its length is approximate, like SQS's counts."""
         if not sys.stderr.isatty():
             yield lambda _number: None
             return
@@ -347,7 +343,7 @@ class Session:
 
 @contextmanager
 def session_of(place: Place, selection: Selection, limit: int | None) -> Iterator[Session]:
-    """Open a session. At its end letters that were neither deleted nor sent back are visible again."""
+    """Open a session. Letters that were neither deleted nor sent back are visible again at its end."""
     if place.moves_on:
         say(
             f"Warning: dead-letter queue {place.letters.name!r} has a redrive policy of its own, and each "
@@ -366,7 +362,7 @@ def session_of(place: Place, selection: Selection, limit: int | None) -> Iterato
 
 @contextmanager
 def given_back(session: Session) -> Iterator[None]:
-    """Give back what is held at the end, and say what was left out."""
+    """Give back held messages at the end, and say what was left out."""
     try:
         yield
         elsewhere, behind = session.number_elsewhere(), session.behind

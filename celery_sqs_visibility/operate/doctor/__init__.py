@@ -1,1 +1,1 @@
-"""`celery -A proj sqs doctor`: facts are gathered, checks are pure, findings say what to paste."""
+"""`celery -A proj sqs doctor`: gathers facts, runs pure checks on them, and prints findings with remedies."""

@@ -44,42 +44,42 @@ LONG_POLL_SECONDS = 10
 #: A new task may wait this long for a poll; longer sleeps are reported.
 LONG_SLEEP_SECONDS = 5
 
-#: Consequence of a missing permission, by its name.
+#: The consequence of a missing permission, by its name.
 WITHOUT = {
     RECEIVE: "Workers get no messages.",
     DELETE: "A task that has succeeded runs again, until its queue gives it up.",
     CHANGE_VISIBILITY: "Nothing is extended: a task that outlasts its visibility timeout runs "
-    "twice, and a failed one comes back when that is over.",
+    "twice, and a failed one comes back when the timeout ends.",
     SEND: "Producers cannot publish, and a worker cannot send on messages with a far ETA.",
-    GET_ATTRIBUTES: "A worker does not learn the redrive policy, so what fails for good is kept.",
+    GET_ATTRIBUTES: "Workers can't read the redrive policy, so messages that fail for good are kept.",
     GENERATE_DATA_KEY: "Nothing can be sent to the queue.",
 }
 
-#: Consequence of a setting of Celery's without the option remote_control.
+#: The consequence of a setting of Celery's without the option remote_control.
 WITHOUT_CONTROL = {
-    "worker_enable_remote_control": "Workers answer no `celery inspect`, and take no `celery control`.",
-    "worker_send_task_events": "No monitor hears of these events: they are dropped, without a request.",
+    "worker_enable_remote_control": "Workers do not respond to `celery inspect` and `celery control`.",
+    "worker_send_task_events": "No monitor gets these events: they are dropped, without a request.",
 }
 
 #: Permissions that a worker does not need if its tasks have no far ETA.
 PRODUCERS = frozenset({SEND, GENERATE_DATA_KEY})
 
-#: With less a throttled or slow request comes too late to extend a message.
+#: With less, a throttled or slow request comes too late to extend a message.
 MIN_HEARTBEAT_SECONDS = 5
 
-#: With less a worker that stops for a moment loses the messages that it runs.
+#: With less, a worker that stops for a moment loses the messages of its runs.
 MIN_VISIBILITY_SECONDS = 30
 
-#: With more the messages of a killed worker wait longer than anybody expects.
+#: With more, the messages of a killed worker wait longer than anybody expects.
 MAX_VISIBILITY_SECONDS = 900
 
-#: SQS accepts signatures up to five minutes off.
+#: SQS accepts signatures that are up to five minutes off.
 MAX_CLOCK_OFFSET_SECONDS = 240
 NOTABLE_OFFSET_SECONDS = 5
 
 
 def check_permissions(facts: Facts) -> Iterator[Finding]:
-    """Permissions that are missing on queues."""
+    """Permissions on queues that are missing."""
     for queue in facts.queues:
         denied = [name for name, permission in queue.permissions.items() if permission is ProbeResult.DENIED]
         for name in denied:
@@ -94,7 +94,7 @@ def check_permissions(facts: Facts) -> Iterator[Finding]:
 
 
 def check_permissions_on_dead_letters(facts: Facts) -> Iterator[Finding]:
-    """Permissions that are missing on dead-letter queues."""
+    """Permissions on dead-letter queues that are missing."""
     for queue in facts.queues:
         if queue.letters and ProbeResult.DENIED in queue.letters.permissions.values():
             yield Finding(
@@ -109,7 +109,7 @@ def check_permissions_on_dead_letters(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unknown_permissions(facts: Facts) -> Iterator[Finding]:
-    """Permissions that no probe shows."""
+    """Permissions that can't be probed."""
     permissions = [pair for queue in facts.queues for pair in queue.permissions.items()]
     unknown = dict.fromkeys(name for name, permission in permissions if permission is ProbeResult.NOT_KNOWN)
     if unknown:
@@ -117,13 +117,13 @@ def check_unknown_permissions(facts: Facts) -> Iterator[Finding]:
             Severity.NOTE,
             "permissions",
             f"it is not known whether these are allowed: {', '.join(unknown)}",
-            "No request that changes nothing shows them; SQS did not refuse the one that comes nearest.",
+            "No harmless request shows them; SQS did not refuse the most similar one.",
             f"{facts.command} permissions worker prints the policy to compare with",
         )
 
 
 def check_routes(facts: Facts) -> Iterator[Finding]:
-    """Tasks that are routed to a queue that publishing refuses."""
+    """Tasks that are routed to a queue to which they can't be published."""
     for task, sentence in facts.unbound.items():
         yield Finding(
             Severity.ERROR,
@@ -135,7 +135,7 @@ def check_routes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_schedule(facts: Facts) -> Iterator[Finding]:
-    """Entries of beat whose task the app does not have."""
+    """Entries of beat with a task that the app does not have."""
     for entry, task in facts.scheduled.items():
         if task not in facts.task_names:
             yield Finding(
@@ -161,7 +161,7 @@ def check_priorities(facts: Facts) -> Iterator[Finding]:
 
 
 def check_polls(facts: Facts) -> Iterator[Finding]:
-    """Idle workers that make too many requests, or sleep while there is work."""
+    """Idle workers that make too many requests, or that sleep while there is work."""
     for entry, own, names in facts.options_of_queues():
         if own.wait_time_seconds < LONG_POLL_SECONDS:
             pace = max(1.0, own.wait_time_seconds + own.polling_interval)
@@ -179,13 +179,13 @@ def check_polls(facts: Facts) -> Iterator[Finding]:
                 Severity.NOTE,
                 and_more(names, "queue"),
                 f"workers sleep up to {duration_text(own.polling_interval_max)} after an empty poll",
-                "A task that is sent meanwhile waits for as long.",
+                "A task that is sent meanwhile waits that long.",
                 option("polling_interval_max", own.polling_interval, entry),
             )
 
 
 def check_remote_control(facts: Facts) -> Iterator[Finding]:
-    """Remote control that is on in the settings and off in the options, or the reverse, or not permitted."""
+    """Remote control that the settings and the option disagree about, or that is not permitted."""
     for name, consequence in WITHOUT_CONTROL.items():
         if facts.settings.get(name) and not facts.options.remote_control:
             yield Finding(
@@ -200,7 +200,7 @@ def check_remote_control(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             "option remote_control",
             "it is set, and the setting worker_enable_remote_control is False",
-            "Workers take no commands: `celery inspect` finds none, and no monitor hears of their events.",
+            "Workers take no commands: `celery inspect` finds none, and no monitor gets their events.",
             "remove worker_enable_remote_control, or the option",
         )
     for name, permission in facts.control_permissions.items():
@@ -222,13 +222,13 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             listed(early, "task"),
             "its message is deleted before it runs (acks_late=False)",
-            "A worker that is killed, or ends with its grace period, takes the task with it.",
+            "If the worker is killed, or its grace period ends, the task is lost.",
             "base=VisibilityTask, or acks_late=True and an idempotent task",
         )
 
 
 def check_repeats(facts: Facts) -> Iterator[Finding]:
-    """Tasks that are repeated after any exception, perhaps unknown to their author."""
+    """Tasks that run again after any exception, perhaps without their author's knowledge."""
     tasks = [task for task in facts.tasks if task.repeats_by_default]
     if tasks:
         most = max(task.max_retries or 0 for task in tasks)
@@ -239,7 +239,7 @@ def check_repeats(facts: Facts) -> Iterator[Finding]:
             f"{counted(most, 'time')} (task_cls=VisibilityTask)",
             "What a run did before the exception is done again: a task that charges a card, and then fails, "
             f"charges it {most + 1} times.",
-            "max_retries=0, or autoretry_for=(...) with what may be tried again; if all may, max_retries=3",
+            "max_retries=0, or autoretry_for=(...) with exceptions to retry; to retry all, max_retries=3",
         )
 
 
@@ -251,7 +251,7 @@ def check_horizon(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             listed(long, "task"),
             "its time limit is longer than 12 h",
-            "SQS shows a message again 12 h after its receive: the task runs twice at a time.",
+            "SQS makes a message visible again 12 h after its receive: two runs of the task overlap.",
             "time_limit=43000 or less, and self.visibility.continue_later() for the rest",
         )
 
@@ -264,13 +264,13 @@ def check_long_delays(facts: Facts) -> Iterator[Finding]:
             Severity.WARNING,
             listed(long, "task"),
             "the delay after a failure is longer than 12 h",
-            "SQS hides a message for 12 h at the most: it comes back then.",
+            "SQS hides a message for 12 h at most, and then it comes back.",
             "default_retry_delay=43200 or less; or self.retry(countdown=...), which sends a new message",
         )
 
 
 def check_heartbeat(facts: Facts) -> Iterator[Finding]:
-    """Messages of running tasks that are not extended, or too late."""
+    """Messages of running tasks that are extended too late, or not at all."""
     for entry, own, names in facts.options_of_queues():
         if not own.heartbeat_interval:
             yield from _without_heartbeat(facts, own, names)
@@ -279,7 +279,7 @@ def check_heartbeat(facts: Facts) -> Iterator[Finding]:
                 Severity.WARNING,
                 and_more(names, "queue"),
                 f"visibility_timeout is {duration_text(own.visibility_timeout)}",
-                "A worker that stands still for so long loses the messages that it runs, and they run twice.",
+                "A worker that is blocked for that long loses its running messages, and they run twice.",
                 option("visibility_timeout", 120, entry),
             )
         elif own.heartbeat_interval < MIN_HEARTBEAT_SECONDS:
@@ -330,12 +330,12 @@ def check_store(facts: Facts) -> Iterator[Finding]:
             f"it cannot be used from here: {facts.store_problem.rstrip('.')}",
             "Exclusive tasks do not run, and two beats send each task to a standard queue twice.",
             facts.store_remedy
-            or "start the store, open the way to it from here, or correct coordination_store",
+            or "start the store, allow connections from here, or correct coordination_store",
         )
 
 
 def check_shutdown(facts: Facts) -> Iterator[Finding]:
-    """Workers that are killed before they have ended."""
+    """Workers that are killed before they can finish their shutdown."""
     machine = facts.machine
     timeout = time_of_runs(facts.options.shutdown_timeout, machine.grace)
     if machine.remapped:
@@ -371,7 +371,7 @@ def _cold_shutdown(facts: Facts) -> Iterator[Finding]:
         Severity.WARNING,
         "REMAP_SIGTERM",
         f"SIGTERM is a cold shutdown (SIGQUIT), and worker_soft_shutdown_timeout is {duration_text(soft)}",
-        "Running tasks are cut off at once, and begin anew; shutdown_timeout does not count."
+        "Running tasks are cut off at once, and start again; shutdown_timeout has no effect."
         if not soft
         else f"The worker is killed before: {facts.machine.grace_reason}.",
         "unset REMAP_SIGTERM: the warm shutdown gives running tasks back after shutdown_timeout",

@@ -1,10 +1,11 @@
-"""`celery -A proj sqs doctor`, and its report for people and as JSON."""
+"""`celery -A proj sqs doctor`, and its report as text and as JSON."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Final
 
 import click
@@ -23,7 +24,7 @@ from celery_sqs_visibility.operate.invocation import app_of, broker_of, counted,
 
 @click.command()
 @click.option("--queue", "-Q", "queues", multiple=True, metavar="QUEUE", help="This queue; all by default.")
-@click.option("--from-kombu", is_flag=True, help="What changes for an app that is on kombu's transport yet.")
+@click.option("--from-kombu", is_flag=True, help="What changes for an app still on kombu's transport.")
 @json_option
 @click.pass_context
 def doctor(
@@ -72,14 +73,14 @@ def show(findings: list[Finding], facts: Facts, paste: str = "") -> None:
         say(finding.severity.name.ljust(len(INDENT)), nl=False, fg=COLOURS[finding.severity], bold=True)
         say(_wrapped(f"{finding.thing}: {finding.problem}"))
         say(INDENT + _wrapped(finding.consequence))
-        say(f"{INDENT}-> {finding.remedy}\n")  # in one line, to be pasted
+        say(f"{INDENT}-> {finding.remedy}\n")  # in one line, so that it can be pasted
     if paste:
         say(f"To switch:\n\n{textwrap.indent(paste, '    ')}\n")
     say(summary(findings, facts))
 
 
 def summary(findings: list[Finding], facts: Facts) -> str:
-    """Numbers of findings, and of the things that were looked at."""
+    """The numbers of findings, and of the things that were checked."""
     counts = Counter(finding.severity for finding in findings)
     found = ", ".join(counted(counts[each], each.name.lower()) for each in Severity)
     probed = sum(len(queue.permissions) for queue in facts.queues) + len(facts.control_permissions)
@@ -95,20 +96,11 @@ def summary(findings: list[Finding], facts: Facts) -> str:
 
 
 def report_json(findings: list[Finding], facts: Facts, paste: str = "") -> dict[str, Any]:
-    """The report, for programs."""
+    """The report as JSON."""
     return {
         "well": is_well(findings),
         "summary": summary(findings, facts),
-        "findings": [
-            {
-                "severity": finding.severity.name.lower(),
-                "thing": finding.thing,
-                "problem": finding.problem,
-                "consequence": finding.consequence,
-                "remedy": finding.remedy,
-            }
-            for finding in findings
-        ],
+        "findings": [{**asdict(each), "severity": each.severity.name.lower()} for each in findings],
         "rights": {
             queue.name: {name: permission.value for name, permission in queue.permissions.items()}
             for queue in facts.queues

@@ -1,4 +1,4 @@
-"""Facts that a doctor's checks read, and findings. Durations are seconds; `None`: not known, or none."""
+"""Facts for the doctor's checks, and findings. Durations are seconds; `None` means unknown, or none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from celery_sqs_visibility.policy.options import Options, QueueOptions, entry_fo
 from celery_sqs_visibility.policy.queue_names import ARN, RETENTION
 from celery_sqs_visibility.policy.quotas import DEFAULT_RETENTION_SECONDS, VISIBILITY_HORIZON_SECONDS
 
-#: Names in one finding; the report as JSON has all.
+#: How many names a finding shows; the JSON report has all.
 MAX_NAMES: Final = 20
 
 
@@ -31,11 +31,11 @@ class TaskFacts:
     """A task of the app.
 
     Attributes:
-        comes_back: it is a `VisibilityTask`, whose failed message comes back.
-        acks_late: its message is deleted after its run.
-        delays: after each of its failures, by its rules, up to `max_retries`; SQS's 12 hours do not count.
-        chooses: its author says after which exceptions it runs again (`autoretry_for`).
-        repeats_by_default: it runs again after every exception, by the app's `task_cls` alone.
+        comes_back: whether it is a `VisibilityTask`, whose message comes back after a failure.
+        acks_late: whether its message is deleted after its run.
+        delays: after each of its failures, by its rules, up to `max_retries`, ignoring SQS's 12 hours.
+        chooses: whether its author chose the exceptions after which it is retried (`autoretry_for`).
+        repeats_by_default: whether it is retried after every exception only because of the app's `task_cls`.
     """
 
     name: str
@@ -52,7 +52,7 @@ class TaskFacts:
 
     @property
     def seconds_hidden(self) -> float:
-        """For how long its failures hide its message in all."""
+        """For how long its failures hide its message in total."""
         return sum(min(delay, VISIBILITY_HORIZON_SECONDS) for delay in self.delays)
 
 
@@ -61,14 +61,14 @@ class QueueFacts:
     """A queue, as far as SQS shows it.
 
     Attributes:
-        name: Celery's.
-        location: where requests about it go; `None` where the settings are wrong.
-        attributes: of GetQueueAttributes; `None` where they are not known.
-        problem: why the attributes are not known, or the queue does not exist.
-        denied: whether that is for lack of a permission.
-        exists: `None` where it is not known.
-        letters: the dead-letter queue that the redrive policy, or the option, names.
-        permissions: the probes' answers, by the permission's name.
+        name: Celery's name.
+        location: where requests about it go; `None` if the settings are wrong.
+        attributes: from GetQueueAttributes; `None` if unknown.
+        problem: why the attributes are unknown, or the queue does not exist.
+        denied: whether a permission is missing for that.
+        exists: `None` if unknown.
+        letters: its dead-letter queue, from the redrive policy or the option.
+        permissions: results of the probes, by permission.
     """
 
     name: str
@@ -89,7 +89,7 @@ class QueueFacts:
         return (self.url or self.name).endswith(".fifo")
 
     def is_same(self, other: QueueFacts) -> bool:
-        """Returns whether both are the same queue at SQS, whose URL has several forms."""
+        """Returns whether both are the same queue at SQS, whose URL may have several forms."""
         arns = [(each.attributes or {}).get(ARN) for each in (self, other)]
         return arns[0] == arns[1] if all(arns) else bool(self.url) and self.url == other.url
 
@@ -100,20 +100,19 @@ class QueueFacts:
 
     @property
     def retention(self) -> int:
-        """How long it keeps a message; SQS's default where that is not known."""
+        """How long the queue keeps a message; SQS's default if unknown."""
         return int((self.attributes or {}).get(RETENTION, DEFAULT_RETENTION_SECONDS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where the command runs.
+    """The machine on which the command runs.
 
     Attributes:
-        grace: from SIGTERM to SIGKILL; infinite where that is not known.
-        grace_reason: says how that is known, as a clause.
-        kubernetes: whether it is a pod.
-        remapped: SIGTERM means a cold shutdown (REMAP_SIGTERM=SIGQUIT).
-        clock_offset: seconds that this clock is ahead of SQS's.
+        grace: seconds from SIGTERM to SIGKILL; infinity if unknown.
+        grace_reason: a clause that says how that is known.
+        remapped: whether SIGTERM is a cold shutdown (REMAP_SIGTERM=SIGQUIT).
+        clock_offset: seconds by which its clock is ahead of SQS's.
     """
 
     grace: float = math.inf
@@ -128,14 +127,14 @@ class Facts:
     """An app, its queues and this machine.
 
     Attributes:
-        settings: those of Celery that differ from its defaults.
+        settings: Celery's settings that differ from the defaults.
         command: the beginning of commands to paste.
-        control_permissions: the probes' answers for remote control, if that is on.
-        unbound: tasks that Celery refuses to route, with its sentence.
-        scheduled: the task of each entry of `beat_schedule`; `None` where an entry names none.
-        task_names: all that the app has, Celery's own included.
+        control_permissions: results of the probes for remote control, if it is on.
+        unbound: Celery's error for each task that it refuses to route.
+        scheduled: the task of each entry of `beat_schedule`; `None` if the entry names none.
+        task_names: of all tasks of the app, including Celery's own.
         store_problem: why the store of `coordination_store` fails; empty if it works, or there is none.
-        store_remedy: what to do about it, where that is known.
+        store_remedy: what to do about that, if known.
     """
 
     options: Options = field(default_factory=lambda: Options.parse({}))
@@ -152,7 +151,7 @@ class Facts:
     control_permissions: Mapping[str, ProbeResult] = field(default_factory=dict)
 
     def options_of_queues(self) -> list[tuple[str, QueueOptions, list[str]]]:
-        """Options that several queues share: their entry in the option `queues`, or "", and the queues."""
+        """The options that queues share: their entry in the option `queues` or "", and the queues' names."""
         entries: dict[str, list[QueueFacts]] = {}
         for queue in self.queues:
             entries.setdefault(entry_for(self.options.queues, queue.name) or "", []).append(queue)
@@ -164,7 +163,7 @@ class Facts:
 
 
 class Severity(IntEnum):
-    """How bad it is, the worst first."""
+    """The severity of a finding, the worst first."""
 
     ERROR = 0  # work is lost, or done twice
     WARNING = 1
@@ -173,12 +172,12 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a doctor's report.
+    """A finding of the doctor's.
 
     Attributes:
         thing: the queue, task, setting or machine.
-        problem: what is wrong with it, with the values.
-        consequence: what follows, as a sentence.
+        problem: what is wrong with it, including values.
+        consequence: a sentence about what follows.
         remedy: what to do, or to paste.
     """
 
@@ -196,7 +195,7 @@ def transport_option(name: str, value: object, queue: str = "") -> str:
 
 
 def listed(names: list[str], kind: str) -> str:
-    """The names of some things, up to `MAX_NAMES`."""
+    """The names of things, up to `MAX_NAMES`."""
     if len(names) == 1:
         return f"{kind} {names[0]!r}"
     others = len(names) - MAX_NAMES
@@ -206,6 +205,6 @@ def listed(names: list[str], kind: str) -> str:
 
 
 def and_more(names: list[str], kind: str) -> str:
-    """The first of some things, and the number of the others."""
+    """The first of several things, and the number of the others."""
     others = len(names) - 1
     return f"{kind} {names[0]!r}" + (f" (and {others} more)" if others else "")

@@ -1,9 +1,9 @@
-"""Gathers a doctor's facts: the app's settings and tasks, its queues at SQS, this machine.
+"""Gathers the doctor's facts: the app's settings and tasks, its queues at SQS, this machine.
 
-Permissions are probed by requests that SQS cannot carry out, by its API reference: an invalid receipt
-handle, a batch without entries, a receive of more than ten messages. A refusal for lack of permission is
-proof, and so is an entry that SQS has looked at. A refusal of the whole request proves nothing: Amazon does
-not document whether SQS checks the permission or the request first.
+Permissions are probed with requests that SQS can't carry out, according to its API reference: an invalid
+receipt handle, a batch without entries, a receive of more than ten messages. A refusal for lack of permission
+is proof, and so is an answer about an entry. A refusal of the whole request proves nothing: Amazon does not
+document whether SQS first checks the permission or the request.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ from celery_sqs_visibility.transport.routing import queue_of_task
 from celery_sqs_visibility.transport.temporary_queues import is_of_a_broadcast
 from celery_sqs_visibility.worker.drain import grace_period
 
-#: Attributes by which a task's author says after which exceptions it runs again, or how often.
+#: Attributes with which a task's author chooses after which exceptions, and how often, it is retried.
 OWN_CHOICE: Final = frozenset({"autoretry_for", "dont_autoretry_for", "max_retries"})
 
-#: No receipt handle looks like it.
+#: No receipt handle looks like this.
 NO_HANDLE: Final = "no-receipt-handle"
 
 
 def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Facts:
-    """Gather facts about the chosen queues, or all, and everything else. Its requests change nothing."""
+    """Gather facts about the chosen queues, or all, and everything else. The requests change nothing."""
     options = broker.options
     tasks, unbound = tasks_of(app, options)
     names = list(dict.fromkeys(chosen)) or [
@@ -86,7 +86,7 @@ def gather(app: Celery, broker: BrokerContext, chosen: Iterable[str] = ()) -> Fa
         scheduled=scheduled_tasks(app),
         task_names=frozenset(app.tasks),
         store_problem=(problem := _store_problem(broker)),
-        # DynamoDB's code for a table that is not there.
+        # DynamoDB's code for a table that does not exist.
         store_remedy=_table_to_create(broker) if "ResourceNotFoundException" in problem else "",
         command=own_command(),
         control_permissions=_permissions_of_control(broker) if options.remote_control else {},
@@ -113,13 +113,13 @@ def _table_to_create(broker: BrokerContext) -> str:
 
 
 def settings_of(app: Celery) -> dict[str, Any]:
-    """Celery's settings that the user gave, under their present names."""
+    """The settings that the user gave, under Celery's current names."""
     given = app.conf
     return {name: given[name] for name in given if given.value_set_for(name)}
 
 
 def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict[str, str]]:
-    """The app's own tasks, and those that Celery refuses to route, with its sentence."""
+    """The app's own tasks, and Celery's error for each task that it refuses to route."""
     found, unbound = [], {}
     for name, task in sorted(app.tasks.items()):
         if name.startswith("celery."):
@@ -132,7 +132,7 @@ def tasks_of(app: Celery, options: Options) -> tuple[tuple[TaskFacts, ...], dict
 
 
 def scheduled_tasks(app: Celery) -> dict[str, str | None]:
-    """The task that each entry of `beat_schedule` names."""
+    """The task of each entry of `beat_schedule`."""
     entries = dict(app.conf.beat_schedule or {}).items()
     return {
         str(name): entry.get("task") if isinstance(entry, Mapping) else getattr(entry, "task", None)
@@ -141,19 +141,19 @@ def scheduled_tasks(app: Celery) -> dict[str, str | None]:
 
 
 def _without_letters(queues: Iterable[QueueFacts], named: Collection[str]) -> list[QueueFacts]:
-    """The queues without dead-letter queues that only `predefined_queues` names: no worker consumes them."""
+    """The queues, less dead-letter queues that only `predefined_queues` names: no worker consumes these."""
     queues = list(queues)
     letters = [queue.letters for queue in queues if queue.letters is not None]
     return [each for each in queues if each.name in named or not any(map(each.is_same, letters))]
 
 
 def _why_unroutable(app: Celery, task: Any) -> str | None:
-    """Celery's sentence about a queue that is not in `task_queues`."""
+    """Celery's error if the task's queue is not in `task_queues`; `None` otherwise."""
     try:
         app.amqp.router.route({}, task.name, args=(), kwargs={})
     except QueueNotFound as error:
         return str(error)
-    except Exception:  # noqa: BLE001 - a router of the user's, that wants the arguments
+    except Exception:  # noqa: BLE001 - a user's router may need the arguments
         return None
     return None
 
@@ -185,7 +185,7 @@ def _choices(task: Any) -> set[str]:
 
 
 def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple[float, ...]:
-    """The delays after failures, up to 1,000 of them. A user's callable is given a plain Exception."""
+    """The delays after failures, up to 1,000. A user's callable is called with a plain Exception."""
     rules, error = task.rules_in(queue), Exception()
     rest = options.for_queue(queue).visibility_timeout
     waits = (choose_delay(rules, retries, error, explicit=False) for retries in range(limit or 0))
@@ -209,7 +209,7 @@ def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
 
 
 def _permissions_on_key(broker: BrokerContext, source: Queue, known: QueueFacts) -> dict[str, ProbeResult]:
-    """Permissions on the key of `source` or its dead-letter queue, with the credentials for `source`."""
+    """Permissions for the key of `source` or its dead-letter queue, with the credentials for `source`."""
     settings = settings_of_queue(source.name, broker.client_settings, broker.options)
     return permissions_on_key(known.attributes or {}, settings, source.sqs.location().region)
 
@@ -261,7 +261,7 @@ def _machine(broker: BrokerContext) -> Machine:
 def permissions_on(queue: Queue) -> dict[str, ProbeResult]:
     """The permissions of workers and producers on the queue."""
     sqs, url = queue.sqs, queue.url
-    # A server that does not refuse hands messages out; they are visible again at once.
+    # If a server does not refuse this, it hands out messages, which are visible again at once.
     too_many, at_once = BATCH_ENTRIES + 1, ReceiveOptions(visibility_timeout=0)
     return {
         RECEIVE: _probe(lambda: bool(sqs.receive(url, too_many, 0, at_once))),
@@ -277,7 +277,7 @@ def permissions_on_dead_letters(queue: Queue) -> dict[str, ProbeResult]:
 
 
 def _permissions_of_control(broker: BrokerContext) -> dict[str, ProbeResult]:
-    """The permission to list the queues of remote control. Probes of the others would create a queue."""
+    """The permission to list queues, for remote control. Probing the others would create a queue."""
     sqs, prefix = broker.queues.sqs, broker.options.whole_control_prefix
     return {LIST_QUEUES: _probe(lambda: sqs.list_queues(prefix) is not None)}
 
@@ -285,11 +285,11 @@ def _permissions_of_control(broker: BrokerContext) -> dict[str, ProbeResult]:
 def permissions_on_key(
     attributes: Mapping[str, str], settings: ClientSettings, region: str
 ) -> dict[str, ProbeResult]:
-    """The permissions on the KMS key of an encrypted queue, if that is not SQS's own."""
+    """The permissions for the KMS key of an encrypted queue, unless the key is SQS's own."""
     if not (key := key_in(attributes)):
         return {}
     allowed = may_generate_data_key(settings, key, region)
-    # A refusal here may be a key policy's that allows it by way of SQS alone.
+    # A refusal may be due to a key policy that allows requests only through SQS.
     return {
         GENERATE_DATA_KEY: ProbeResult.ALLOWED if allowed else ProbeResult.NOT_KNOWN,
         DECRYPT: ProbeResult.NOT_KNOWN,

@@ -19,7 +19,7 @@ from celery_sqs_visibility.transport.broker_context import BrokerContext
 
 OURS: Final = "celery_sqs_visibility"
 
-#: kombu's visibility timeout has to outlast the longest task, ours does not.
+#: kombu's visibility timeout must outlast the longest task, ours need not.
 LONG_TIMEOUT_SECONDS: Final = 900
 
 
@@ -64,7 +64,7 @@ UNCONDITIONAL: Final = (
 
 
 def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[str, str]) -> list[Finding]:
-    """What the switch changes, and findings about the app after it, the worst first."""
+    """Findings about what the switch changes, and about the app after it, the worst first."""
     changes = [
         *_refused(refused),
         *_early_acks(facts),
@@ -84,7 +84,7 @@ def findings_of_switch(facts: Facts, given: Mapping[str, Any], refused: Mapping[
 
 
 def _after_the_switch(finding: Finding, command: str) -> Finding:
-    """Say that our commands work after the switch only: they refuse an app on kombu's transport."""
+    """Say that our commands only work after the switch: they refuse an app on kombu's transport."""
     if command not in finding.remedy:
         return finding
     return replace(finding, remedy=f"after the switch: {finding.remedy}")
@@ -172,7 +172,7 @@ def _kept(given: Mapping[str, Any], refused: Mapping[str, str]) -> Iterator[Find
 
 
 def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> str:
-    """Python lines to add to the settings. They show no value: some are secret."""
+    """Python lines to add to the settings. They contain no values, because some are secret."""
     gone = list(refused)
     if _is_timeout_long(given, refused):
         gone.append("visibility_timeout")
@@ -185,10 +185,10 @@ def settings_to_paste(given: Mapping[str, Any], refused: Mapping[str, str]) -> s
 
 @contextmanager
 def switched_broker(app: Celery) -> Iterator[tuple[BrokerContext, dict[str, str]]]:
-    """The broker with our transport and the options that it takes; and why the others are refused.
+    """The broker with our transport and the options that it accepts; and why others are refused.
 
     Raises:
-        CommandError: the app is on our transport, or not on SQS at all.
+        CommandError: the app is on our transport, or not on SQS.
     """
     with errors_as_sentences(), app.connection_for_read() as theirs:
         scheme = str(theirs.transport_cls)
@@ -206,11 +206,11 @@ def switched_broker(app: Celery) -> Iterator[tuple[BrokerContext, dict[str, str]
 
 
 def taken_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Split options into those that our transport takes, and those that it refuses, with its sentence."""
+    """Split options into those that our transport accepts, and errors for those that it refuses."""
     taken: dict[str, Any] = {}
     refused: dict[str, str] = {}
     names = list(given)
-    # Twice: an option may need one that comes after it.
+    # Twice, because an option may require a later one.
     for name in [*names, *names]:
         try:
             Options.parse({**taken, name: given[name]})
@@ -223,5 +223,5 @@ def taken_options(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, s
 
 
 def facts_of_switch(facts: Facts) -> Facts:
-    """The facts as they are once all tasks are `VisibilityTask`s."""
+    """The facts as they will be when all tasks are `VisibilityTask`s."""
     return replace(facts, tasks=tuple(replace(task, comes_back=True) for task in facts.tasks))

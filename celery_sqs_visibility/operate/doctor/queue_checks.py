@@ -36,15 +36,15 @@ from celery_sqs_visibility.policy.quotas import (
     RETENTION_SECONDS,
 )
 
-#: With less a night without workers loses tasks.
+#: With less, a night without workers loses tasks.
 SHORT_RETENTION_SECONDS: Final = 86_400
 
-#: With fewer receives one or two deploys move a message that has not failed.
+#: With fewer receives, one or two deploys move a message that has not failed.
 MIN_RECEIVES: Final = 3
 
 
 def check_existence(facts: Facts) -> Iterator[Finding]:
-    """Queues that do not exist, or cannot be looked at."""
+    """Queues that do not exist, or that can't be inspected."""
     for queue in facts.queues:
         if queue.exists is False:
             yield _missing(queue, facts.command)
@@ -89,7 +89,7 @@ def _missing(queue: QueueFacts, command: str) -> Finding:
 
 
 def check_dead_letters(facts: Facts) -> Iterator[Finding]:
-    """Queues without a place for messages after their last attempt."""
+    """Queues without a dead-letter queue for messages after their last attempt."""
     for queue in facts.queues:
         if queue.attributes is None or queue.redrive or queue.options.dead_letter_queue:
             continue
@@ -118,7 +118,7 @@ def _new_dead_letter_queue(queue: QueueFacts, facts: Facts) -> str:
 
 
 def _redrive(queue: QueueFacts, dead_letter_arn: str, tasks: Sequence[TaskFacts]) -> str:
-    """The command for a redrive policy by which SQS moves messages after the attempts of these tasks."""
+    """The command that sets a redrive policy with enough receives for all attempts of these tasks."""
     receives = required_max_receive_count(task.max_retries for task in tasks)
     return set_attributes(
         queue.url, queue.location, RedrivePolicy=redrive_policy(dead_letter_arn, str(receives))
@@ -193,7 +193,7 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
 
 
 def check_short_retention(facts: Facts) -> Iterator[Finding]:
-    """Queues that forget messages sooner than their workers may come back."""
+    """Queues that delete messages sooner than their workers may come back."""
     for queue in facts.queues:
         if queue.attributes is not None and queue.retention < SHORT_RETENTION_SECONDS:
             yield Finding(
@@ -207,7 +207,7 @@ def check_short_retention(facts: Facts) -> Iterator[Finding]:
 
 
 def check_retention(facts: Facts) -> Iterator[Finding]:
-    """Queues that delete a message before its last attempt: a hidden message grows old, too."""
+    """Queues that delete a message before its last attempt: a hidden message ages, too."""
     for queue in facts.queues:
         retention = queue.retention
         tasks = [t for t in facts.tasks_of(queue.name) if t.comes_back and t.seconds_hidden > retention / 2]
@@ -256,7 +256,7 @@ def _no_such_letters(queue: QueueFacts, letters: QueueFacts) -> Finding:
 
 
 def _short_retention(queue: QueueFacts, letters: QueueFacts) -> Iterator[Finding]:
-    # In a FIFO queue a dead letter's age begins anew, and so does that of a copy, which the option has.
+    # In a FIFO queue, or as a copy (by the option), a dead letter's age starts anew.
     if queue.fifo or not queue.redrive or letters.retention > queue.retention:
         yield from _hasty(letters)
         return
@@ -291,7 +291,7 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
             f"dead-letter queue {letters.name!r}",
             f"it has a redrive policy of its own, to {letters.redrive.name!r} after "
             f"{letters.redrive.max_receive_count} receives",
-            "Dead letters that are looked at move on.",
+            "Looking at dead letters may move them there.",
             set_attributes(letters.url, letters.location, RedrivePolicy=""),
         )
     if queue.fifo and not letters.fifo and not queue.redrive:
@@ -307,7 +307,7 @@ def _unfit(queue: QueueFacts, letters: QueueFacts, facts: Facts) -> Iterator[Fin
             Severity.WARNING,
             f"dead-letter queue {letters.name!r}",
             "it is one of the app's own queues",
-            "Workers that consume it run what has failed for good once more.",
+            "Workers that consume it run messages again that have failed for good.",
             "leave it out of task_queues and task_routes, unless a worker of its own is meant to consume it",
         )
 

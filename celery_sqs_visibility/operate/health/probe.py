@@ -1,8 +1,8 @@
-"""The probe of the workers of this host, and the Unix sockets at which they listen for it.
+"""The probe of this host's workers, and the Unix sockets at which they listen for it.
 
-`celery-sqs-health` runs this module, and `celery -A proj sqs health` calls it. It imports little, and not
-Celery, to start fast. The sockets are in a directory of the user, one for each process: several workers of a
-host may have the same node name.
+`celery-sqs-health` runs this module, and `celery -A proj sqs health` calls it. To start fast, it imports
+little, and not Celery. The sockets are in a directory of the user, one for each process, because several
+workers of a host may have the same node name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import os
 import socket
 import stat
 import sys
-import threading
 import zlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
@@ -22,24 +21,24 @@ from itertools import count
 from string import ascii_letters, digits
 from typing import Any, Final, TextIO
 
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 from celery_sqs_visibility.policy.printable import printable
 
 SECONDS: Final = 1.0
 
 SUFFIX: Final = ".sock"
 
-#: Between the node's name and the process's id in the name of a file; no node's file name has it.
+#: Separates the node's name and the process id in the name of a file. No node's file name contains it.
 OF_PROCESS: Final = "~"
 
-#: The longest path of a Unix socket has 107 bytes on Linux, and most are the directory's.
+#: The path of a Unix socket has at most 107 bytes on Linux, most of which the directory takes.
 MAX_NAME_CHARACTERS: Final = 48
 
 SAFE: Final = frozenset(ascii_letters + digits + "@._-")
 
 
 def directory() -> str:
-    """The directory of this user's workers, which may not exist. Worker and probe need the same TMPDIR."""
+    """The directory of this user's workers, which may not exist. Workers and probes need the same TMPDIR."""
     parent = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - its own is private
     return os.path.join(parent, f"celery-sqs-visibility-{os.getuid()}")
 
@@ -53,7 +52,7 @@ def name_of(node: str) -> str:
 
 
 def sockets(node: str | None = None) -> list[tuple[str, str]]:
-    """Pairs of file name and path, of all workers or of a node's, named with or without its host."""
+    """Pairs of file name and path, of all workers or of one node, given with or without its host."""
     try:
         _check_private(directory())
         files = sorted(os.listdir(directory()))
@@ -82,8 +81,8 @@ class ProbedSocket:
             with _directory_lock():
                 _remove_stale()
                 self._path = _free_path(node)
-                # Bound where it stays: systemd-tmpfiles removes old sockets whose name at the time of their
-                # binding is in use no more (/proc/net/unix has that name).
+                # Bound at its final path: systemd-tmpfiles removes old sockets whose name, when they were
+                # bound, is no longer in use (/proc/net/unix has that name).
                 self.socket.bind(self._path)
                 self.socket.listen()
         except OSError:
@@ -91,21 +90,21 @@ class ProbedSocket:
             raise
 
     def remove(self) -> None:
-        """Remove the file while the socket still listens, so that nobody takes it for a killed worker's."""
+        """Remove the file while the socket still listens, so that it never looks like a killed worker's."""
         with suppress(OSError):
             os.unlink(self._path)
 
 
 @contextmanager
 def _directory_lock() -> Iterator[None]:
-    """Let one worker at a time begin to listen: none sees a socket that is bound and does not accept yet."""
+    """Let one worker at a time start to listen: none sees a socket that is bound but not listening."""
     lock = os.open(directory(), os.O_RDONLY)
     try:
         for _ in range(20):  # for a second
             with suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            threading.Event().wait(0.05)
+            sleep(0.05)
         else:
             raise TimeoutError("another worker keeps its lock")  # it is suspended
         yield
@@ -114,7 +113,7 @@ def _directory_lock() -> Iterator[None]:
 
 
 def _free_path(node: str) -> str:
-    """An unused path; processes of two containers may share an id. The caller has the lock."""
+    """An unused path. Processes of two containers may share an id. The caller must hold the lock."""
     stem = os.path.join(directory(), f"{name_of(node)}{OF_PROCESS}{os.getpid()}")
     paths = (f"{stem}.{number}{SUFFIX}" if number else stem + SUFFIX for number in count())
     return next(path for path in paths if not os.path.lexists(path))
@@ -125,14 +124,14 @@ def _node_of(file: str) -> str:
 
 
 def _check_private(path: str) -> None:
-    """Refuse a directory of another user, who may have made it first."""
+    """Refuse a directory of another user, who may have created it first."""
     info = os.lstat(path)
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise PermissionError(f"{path} is not a directory that only user {os.getuid()} may enter: remove it")
 
 
 def _remove_stale() -> None:
-    """Remove the files of killed workers, where nobody accepts. The caller has the lock."""
+    """Remove the files of killed workers, at which nobody listens. The caller must hold the lock."""
     for _, path in sockets():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)
@@ -142,21 +141,15 @@ def _remove_stale() -> None:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
             except OSError:
-                pass  # one that is busy
+                pass  # a busy one
 
 
-#: Exit statuses, as of the other commands; 69 is EX_UNAVAILABLE of sysexits.h.
+#: Exit statuses, the same as for other commands; 69 is EX_UNAVAILABLE of sysexits.h.
 WELL, UNWELL, NOBODY = 0, 1, 69
 
 
 def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]:
-    """The workers' answers: `node`, `ok`, `reason` and more. All share one time limit.
-
-    Args:
-        node: a node's name, which several workers may have; `None` asks all workers of this user.
-        path: `/healthz` or `/readyz`.
-        timeout: seconds to wait for all answers.
-    """
+    """The answers of a node's workers, or all: `node`, `ok`, `reason` and more. The time limit is for all."""
     until = SYSTEM_CLOCK.monotonic() + timeout
     with ExitStack() as open_sockets:
         asked = []
@@ -169,7 +162,7 @@ def ask(node: str | None, path: str, timeout: float) -> Iterator[dict[str, Any]]
             except (ConnectionRefusedError, FileNotFoundError):
                 continue  # it was killed, or has just ended
             except OSError:
-                pass  # it has not accepted for so long that the kernel queues no more
+                pass  # it has not accepted for so long that its backlog is full
             asked.append((name, connection))
         for name, connection in asked:
             yield _answer(name, connection, until, timeout)
@@ -193,18 +186,18 @@ def run(node: str | None, timeout: float, *, ready: bool, as_json: bool) -> int:
 
 @contextmanager
 def _closed_pipe_ignored(stream: TextIO) -> Iterator[None]:
-    """Print to the stream; ignore that its reader has gone, as `head -1` does."""
+    """Print to the stream. Ignore an error if its reader has gone, as with `head -1`."""
     try:
         try:
             yield
         finally:
             print(end="", file=stream, flush=True)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # also for Python's flush at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for Python's flush at exit, too
 
 
 def _without_replaced(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers without those of workers that shut down and have a successor of their name."""
+    """The answers, less those of workers that are shutting down and have a successor of the same name."""
     staying = {answer["node"] for answer in answers if not _ends(answer)}
     return [answer for answer in answers if not _ends(answer) or answer["node"] not in staying]
 
@@ -218,7 +211,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = ArgumentParser(description="Ask the workers of this host how they are.")
     parser.add_argument("-n", "--node", help="the node to ask, as w1@host, w1@%%h or w1 (all workers)")
     parser.add_argument("--timeout", type=float, default=SECONDS, help="seconds (%(default)s)")
-    parser.add_argument("--ready", action="store_true", help="whether it is ready, not whether it lives")
+    parser.add_argument("--ready", action="store_true", help="whether it is ready, not whether it is alive")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(arguments)
 

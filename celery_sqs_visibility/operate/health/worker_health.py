@@ -27,15 +27,11 @@ from celery_sqs_visibility.policy.health import (
 
 
 class WorkerHealth:
-    """The health of one worker. Any thread; it takes locks that hang where the worker's threads do.
-
-    Args:
-        consumer: the worker's `celery.worker.consumer.Consumer`.
-    """
+    """The health of one worker. Any thread. It takes locks, which hang if the worker's threads do."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._waiting: tuple[WaitingFacts, float] | None = None  # of the probe that saw it first, and when
+        self._waiting: tuple[WaitingFacts, float] | None = None  # first seen by a probe, and when
 
     def live(self) -> Response:
         """Answer `GET /healthz`."""
@@ -46,7 +42,7 @@ class WorkerHealth:
         return self._response(readiness)
 
     def facts(self) -> WorkerFacts:
-        """The worker just now."""
+        """The worker's current state."""
         consumer = self._consumer
         if _is_stopping(consumer):
             return WorkerFacts(WorkerPhase.STOPPING)
@@ -67,10 +63,11 @@ class WorkerHealth:
             wanted,
             self._handover(now),
             max(each.forgotten for each in queue_consumers),
+            tuple(transport.context.receiving.brakes()),
         )
 
     def _handover(self, now: float) -> float:
-        """Seconds that tasks have waited for a pool that ran none, as far as probes have seen."""
+        """For how many seconds tasks have waited for a pool that ran none, as far as probes have seen."""
         waiting, earlier = _waiting(), self._waiting
         if waiting is None:
             self._waiting = None
@@ -101,9 +98,9 @@ def _is_stopping(consumer: Any) -> bool:
 
 
 def _processes(pool: Any) -> tuple[int | None, int | None]:
-    """The numbers of processes of a prefork pool, living and wanted; `None` for other pools.
+    """The numbers of processes of a prefork pool, live and wanted; `None` for other pools.
 
-    It is to have none while `--autoscale=N,0` has nothing to run (billiard/pool.py: `Pool.shrink`).
+    None are wanted while `--autoscale=N,0` has nothing to run (billiard/pool.py: `Pool.shrink`).
     """
     if (processes := processes_of(pool)) is None:
         return None, None
@@ -111,7 +108,7 @@ def _processes(pool: Any) -> tuple[int | None, int | None]:
 
 
 def _lives(pid: int) -> bool:
-    """Returns whether a child runs, without reaping it, which the pool does."""
+    """Returns whether a child process is alive, without reaping it: that is the pool's job."""
     try:
         if not hasattr(os, "waitid"):  # macOS, until Python 3.13
             os.kill(pid, 0)

@@ -1,1 +1,1 @@
-"""Numbers of a worker, and their way to Prometheus, OpenTelemetry and CloudWatch."""
+"""Metrics of a worker, and their export to Prometheus, OpenTelemetry and CloudWatch."""

@@ -1,4 +1,4 @@
-"""Log lines in CloudWatch's embedded metric format: CloudWatch Logs makes metrics of them without a request.
+"""Log lines in CloudWatch's embedded metric format, of which CloudWatch Logs makes metrics without a request.
 
 See Amazon's CloudWatch User Guide, "Specification: Embedded metric format".
 """
@@ -17,10 +17,10 @@ from celery_sqs_visibility.operate.metrics.recorder import WorkerState
 from celery_sqs_visibility.operate.metrics.series import Histogram
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-#: Interval of a queue's lines.
+#: The interval at which each queue gets a line.
 INTERVAL_SECONDS: Final = 60.0
 
-#: The number of lines over which the duration of runs is averaged: an hour.
+#: The number of lines over which the duration of runs is averaged: an hour's.
 MEAN_LINES: Final = 60
 
 NAMESPACE: Final = "CelerySQS"
@@ -50,7 +50,7 @@ UNITS: Final = {
     "TasksDiscarded": "Count",
 }
 
-#: The logger of lines that are JSON and nothing else, which other handlers would change.
+#: The logger of lines that are only JSON, which other handlers would change.
 LOGGER: Final = logging.getLogger("celery_sqs_visibility.emf")
 
 
@@ -68,9 +68,9 @@ def document(queue: str, values: Mapping[str, float], at: float) -> dict[str, An
 def values_of(
     state: WorkerState, depth: QueueDepth | None, run_seconds: float | None = None
 ) -> dict[str, float]:
-    """One worker's figures of a queue. `Workers` is 1: CloudWatch adds them up.
+    """One worker's figures of a queue. `Workers` is 1, so that CloudWatch can add them up.
 
-    Without the mean duration of runs, `run_seconds`, the work of a backlog is unknown.
+    Without `run_seconds`, the mean duration of runs, the work in a backlog is unknown.
     """
     values: dict[str, float | None] = {"Workers": 1, "Slots": state.slots, "SlotsBusy": state.busy}
     if depth is not None:
@@ -86,7 +86,7 @@ def values_of(
 
 
 class RunSeconds:
-    """Mean duration of each queue's runs over `MEAN_LINES` readings, or the last one known. One thread."""
+    """Mean duration of each queue's runs over `MEAN_LINES` readings, or the last known one. One thread."""
 
     def __init__(self, runs: Histogram) -> None:
         self._runs = runs  # by task, queue and outcome
@@ -94,7 +94,7 @@ class RunSeconds:
         self._means: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """The means in seconds, by queue. To be called once for each line."""
+        """The means in seconds, by queue. Call it once for each line."""
         now: dict[str, tuple[int, float]] = {}
         for (_, queue, _), (counts, total) in self._runs.read().items():
             number, seconds = now.get(queue, (0, 0.0))
@@ -126,7 +126,7 @@ class EMFLog:
         prepare_logger()
 
     def write(self) -> None:
-        """Write what is known now."""
+        """Write a line for each queue, with the current figures."""
         state, now = self._state(), self._clock.wall()
         depths, run_seconds = {depth.queue: depth for depth in self._depths()}, self._run_seconds.read()
         for queue in self._queues():
@@ -135,11 +135,11 @@ class EMFLog:
 
 
 def prepare_logger() -> None:
-    """Send lines to standard output as they are, unless the app has given the logger a handler."""
+    """Send lines to standard output unchanged, unless the app has given the logger a handler."""
     LOGGER.propagate = False
     if LOGGER.level == logging.NOTSET:
         LOGGER.setLevel(logging.INFO)
     if not LOGGER.handlers:
-        handler = logging.StreamHandler(sys.__stdout__)  # not Celery's, which makes log lines of what it gets
+        handler = logging.StreamHandler(sys.__stdout__)  # not Celery's stdout, which logs what it gets
         handler.setFormatter(logging.Formatter("%(message)s"))
         LOGGER.addHandler(handler)

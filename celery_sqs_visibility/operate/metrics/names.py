@@ -10,7 +10,7 @@ from typing import Final
 
 
 class Kind(enum.Enum):
-    """Kind of a metric: only raised, set anew, or counted in buckets."""
+    """Kind of a metric: it only grows, is set, or is counted in buckets."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -28,10 +28,10 @@ class Metric:
     """A metric.
 
     Attributes:
-        name: in Prometheus, without the suffix `_total` of a counter.
-        otel: in OpenTelemetry.
-        unit: in OpenTelemetry, of UCUM.
-        labels: names, in order; never others than task, queue, outcome, action, kind, cause and state.
+        name: in Prometheus, without a counter's suffix `_total`.
+        otel: the name in OpenTelemetry.
+        unit: in OpenTelemetry, by UCUM.
+        labels: names, in order; only task, queue, brake, outcome, action, kind, cause and state are used.
         buckets: upper bounds of a histogram, without infinity.
         operation: OpenTelemetry's name of the messaging operation, if no label has it.
     """
@@ -52,7 +52,7 @@ class Metric:
 
     @property
     def exposed(self) -> str:
-        """Its name in a query of Prometheus; of a histogram, what the series' names begin with."""
+        """Its name in a Prometheus query; for a histogram, the beginning of its series' names."""
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
 
 
@@ -162,6 +162,12 @@ FULL: Final = _gauge(
     "queue",
     "1 if the worker has reached the queue's `max_running`, else 0.",
 )
+BRAKE_ON: Final = _gauge(
+    "brake_on", "1", "brake", "1 while the worker's brake of that name lets its tasks wait, else 0."
+)
+BRAKE_WAITING: Final = _gauge(
+    "brake_waiting", "{message}", "brake", "Messages that the worker holds for the brake."
+)
 QUEUE_MESSAGES: Final = _gauge(
     "queue_messages",
     "{message}",
@@ -179,7 +185,7 @@ METRICS: Final = tuple(each for each in list(globals().values()) if isinstance(e
 
 
 def table() -> str:
-    """The metrics as a table of Markdown."""
+    """The metrics as a Markdown table."""
     rows = ["| in Prometheus | in OpenTelemetry | labels | |", "|---|---|---|---|"]
     for one in METRICS:
         labels = ", ".join(one.labels) or "-"

@@ -1,8 +1,9 @@
-"""Export of the series to OpenTelemetry's metrics API, an optional dependency, under its conventions' names.
+"""Export of the series to OpenTelemetry's metrics API, an optional dependency, under its names.
 
-Counters and gauges are read when a reader of the SDK asks. The API has no histogram that is read, and
+Counters and gauges are read when a reader of the SDK asks. The API has no histogram that can be read, and
 recording a value takes longer than all other work for an event. So only the histograms that the conventions
-demand are recorded, many values in a row; the others are counters of buckets and sums, as in Prometheus.
+require are recorded, many values in a row; the others are exported as counters of buckets and sums, as in
+Prometheus.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from opentelemetry.metrics import CallbackOptions, Meter, Observation, get_meter
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
 from celery_sqs_visibility.operate.metrics.series import Counter, Histogram, Labels, ReadGauge, Series
 
-#: Values that are recorded in a row. That takes less than half the time: between two steps of a worker the
-#: SDK's code leaves the processor's cache.
+#: How many values are recorded in a row. This takes less than half the time: between two steps of a worker
+#: the SDK's code leaves the processor's cache.
 BATCH: Final = 100
 
 #: The label of a bucket, its upper bound.
 BOUND: Final = "bound"
 
-#: Labels that the conventions have an attribute for, and ours.
+#: Labels that have an attribute in the conventions, and their attributes.
 ATTRIBUTES: Final = {
     "queue": "messaging.destination.name",
     "task": "celery.task_name",
@@ -37,15 +38,16 @@ ATTRIBUTES: Final = {
     "state": "celery_sqs.state",
     "kind": "celery_sqs.kind",
     "cause": "celery_sqs.cause",
+    "brake": "celery_sqs.brake",
     BOUND: "le",
 }
 
-#: Outcomes that are no errors.
+#: Outcomes that are not errors.
 FINE: Final = frozenset(
     {"ok", "succeeded", "released", "skipped", "delayed", "discarded", "full", "partial", "empty"}
 )
 
-#: The type of an operation, by what the name of SQS's action begins with.
+#: The type of an operation, by the beginning of SQS's action.
 OPERATION_TYPES: Final = {"Receive": "receive", "Delete": "settle", "Change": "settle", "Send": "send"}
 
 
@@ -75,7 +77,7 @@ class Values:
         self._waiting: deque[Callable[[], None]] = deque()
 
     def add(self, record: Callable[[], None]) -> None:
-        """Record a value, at once where there is a span: an exemplar has the current one."""
+        """Record a value, at once if there is a span, because an exemplar refers to the current one."""
         if get_current():
             record()
             return
@@ -84,20 +86,20 @@ class Values:
             self.record()
 
     def record(self) -> None:
-        """Record those that wait."""
+        """Record the waiting values."""
         while True:
             try:
                 record = self._waiting.popleft()
-            except IndexError:  # there are no more
+            except IndexError:  # no more are waiting
                 return
             record()
 
 
 def export(series: Series, meter: Meter | None = None) -> Callable[[], None]:
-    """Make the instruments, in this process: a forked child's reader gets nothing from its copy.
+    """Create the instruments, for this process only: a forked child exports nothing.
 
     Returns:
-        A function that ends the recording; the API has no way to take instruments back.
+        A function that ends the recording; the API can't remove instruments.
     """
     meter = meter or get_meter("celery_sqs_visibility")
     values = Values()

@@ -15,7 +15,7 @@ from celery_sqs_visibility.operate.metrics.series import Series
 
 
 class Prometheus(Collector):
-    """The series, in the registry that also has the app's own metrics of this process. Any thread."""
+    """The series, in the registry that also has the app's own metrics in this process. Any thread."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -50,7 +50,7 @@ class Prometheus(Collector):
                 yield gauges
 
     def exposition(self) -> str:
-        """All of the registry, in the text format."""
+        """The whole registry, in the text format."""
         return generate_latest(self._registry).decode()
 
     def close(self) -> None:

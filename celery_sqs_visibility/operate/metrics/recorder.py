@@ -1,4 +1,4 @@
-"""Counters of a worker's events, counted in the thread of each event; and gauges of how busy it is."""
+"""Counters of a worker's events, updated in each event's thread; and gauges of how busy the worker is."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from celery_sqs_visibility.operate.metrics.series import Labels, Series
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-#: The label of tasks that the worker does not have: anybody may send any name.
+#: The label for tasks that the worker does not have, because anybody may send any name.
 UNKNOWN_TASK: Final = "unknown"
 
-#: The label of queues that the worker does not consume, unless they are remote control's.
+#: The label for queues that the worker does not consume, unless they belong to remote control.
 OTHER_QUEUE: Final = "other"
 
-#: The number of hidden messages of which the worker remembers when their retry is due.
+#: For how many hidden messages the worker remembers when their retry is due.
 MAX_DUE: Final = 10_000
 
 
@@ -32,11 +32,9 @@ class Recorder:
     """Counts the events of this process from `start` to `stop`.
 
     Args:
-        series: the numbers that it adds to.
-        tasks: the names that become labels.
-        queues: returns the queues that the worker consumes now, Celery's names by SQS's.
-        clock: for waits, and for messages that are not back.
-        others: labels of queues that remote control makes, by the beginnings of their names.
+        tasks: the names that may become labels.
+        queues: returns the queues that the worker consumes now: Celery's names by SQS's names.
+        others: labels of remote control's queues, by the beginnings of their names.
     """
 
     def __init__(
@@ -54,7 +52,7 @@ class Recorder:
         self._names = queues()
         self._last_receive = dict.fromkeys(self._names.values(), clock.wall())
         self._lock = threading.Lock()  # guards _hidden and _due
-        # By queue and cause, heaps of the monotonic instants at which messages come back.
+        # Heaps of the monotonic instants at which messages come back, by queue and cause.
         self._hidden: defaultdict[Labels, list[float]] = defaultdict(list)
         self._due: dict[str, float] = {}  # the monotonic instants of retries, by message id
         self._ends: list[Callable[[], None]] = []
@@ -75,20 +73,24 @@ class Recorder:
             events.Parked: lambda event: self._hide(event, event.cause),
             events.Renewed: lambda event: self._hide(event, event.cause),
             events.Released: lambda event: self._hide(event, "released"),
-            events.DeadLettered: self._dead_lettered,
+            events.DeadLettered: lambda event: self._count[names.DEAD_LETTERED](self._labels(event.delivery)),
             events.EventsDropped: lambda event: self._count[names.EVENTS_DROPPED]((), event.count),
             events.SQSRequest: self._requested,
             events.ReplyDropped: lambda _: self._count[names.REPLIES_DROPPED](()),
             events.ReceiveEnded: self._receive_ended,
-            events.ExtensionEnded: self._extension_ended,
+            events.ExtensionEnded: lambda event: self._observe[names.HEARTBEAT_LAG](
+                (event.queue,), event.late
+            ),
             events.DeliveryEnded: self._delivery_ended,
-            events.SettlementEnded: self._settlement_ended,
+            events.SettlementEnded: lambda event: self._observe[names.SETTLE_TIME](
+                (event.delivery.queue,), event.seconds
+            ),
         }
         self._begin_at_zero()
         self._ends = [subscribe(listener, kind) for kind, listener in heard.items() if issubclass(kind, only)]
 
     def _begin_at_zero(self) -> None:
-        """A query of Prometheus does not see a counter's first step where the series began with it."""
+        """Create the counters at zero: a Prometheus query does not see the first step of a new series."""
         for queue in self._names.values():
             self._count[names.LOST]((queue,), 0)
             for task in (*self._tasks, UNKNOWN_TASK):
@@ -96,12 +98,13 @@ class Recorder:
                     self._count[names.DEAD_LETTERED]((task, queue), 0)
 
     def stop(self) -> None:
-        """Listen no more. Idempotent."""
+        """Stop listening. Idempotent."""
         while self._ends:
             self._ends.pop()()
 
-    def _task(self, facts: DeliveryFacts) -> str:
-        return facts.task if facts.task is not None and facts.task in self._tasks else UNKNOWN_TASK
+    def _labels(self, facts: DeliveryFacts) -> Labels:
+        """The labels of a delivery's task and queue."""
+        return (facts.task if facts.task and facts.task in self._tasks else UNKNOWN_TASK), facts.queue
 
     def _queue(self, sqs_name: str) -> str:
         if sqs_name not in self._names:
@@ -114,13 +117,13 @@ class Recorder:
 
     def _started(self, event: events.Started) -> None:
         facts = event.delivery
-        self._count[names.ATTEMPTS]((self._task(facts), facts.queue))
+        self._count[names.ATTEMPTS](self._labels(facts))
         if (lateness := self._lateness(facts)) is not None:
             kind, late = lateness
             self._observe[names.START_LATENESS]((facts.queue, kind), max(0.0, late))
 
     def _lateness(self, facts: DeliveryFacts) -> tuple[str, float] | None:
-        """The kind of a run, and the seconds from when it was to begin until now; `None` if unknown."""
+        """The kind of a run, and the seconds by which it began late; `None` if unknown."""
         with self._lock:
             due = self._due.pop(facts.message_id, None)
         if due is not None:
@@ -130,14 +133,10 @@ class Recorder:
         wanted = facts.eta or (facts.sent if facts.receive_count == 1 else 0)
         return (kind, self._clock.wall() - wanted) if wanted else None
 
-    def _dead_lettered(self, event: events.DeadLettered) -> None:
-        facts = event.delivery
-        self._count[names.DEAD_LETTERED]((self._task(facts), facts.queue))
-
     def _requested(self, event: events.SQSRequest) -> None:
         queue = self._queue(event.queue)
         self._observe[names.REQUESTS]((event.action, queue, event.outcome), event.seconds)
-        if event.queue:  # else it was S3's
+        if event.queue:  # otherwise the request was to S3
             self._count[names.COST]((queue,), usd_of(1, event.queue))
 
     def _receive_ended(self, event: events.ReceiveEnded) -> None:
@@ -147,19 +146,13 @@ class Recorder:
         outcome = "empty" if not event.messages else "full" if full else "partial"
         self._count[names.RECEIVES]((event.queue, outcome))
 
-    def _extension_ended(self, event: events.ExtensionEnded) -> None:
-        self._observe[names.HEARTBEAT_LAG]((event.queue,), event.late)
-
     def _delivery_ended(self, event: events.DeliveryEnded) -> None:
         facts = event.delivery
-        labels = self._task(facts), facts.queue, event.outcome
+        labels = *self._labels(facts), event.outcome
         self._count[names.TASKS](labels)
         self._observe[names.HELD_TIME]((facts.queue,), event.held)
         if event.ran is not None:
             self._observe[names.RUNS](labels, event.ran)
-
-    def _settlement_ended(self, event: events.SettlementEnded) -> None:
-        self._observe[names.SETTLE_TIME]((event.delivery.queue,), event.seconds)
 
     def _failed_hidden(self, event: events.Hidden) -> None:
         self._hide(event, "kept" if event.kept else "retry")
@@ -215,7 +208,7 @@ def worker_state(context: BrokerContext) -> WorkerState:
 
 
 def of_queues(context: BrokerContext, tell: Callable[[str], float]) -> list[tuple[Labels, float]]:
-    """A value for each queue that the worker consumes."""
+    """The values of `tell` for each queue that the worker consumes."""
     queues = {
         queue
         for consumer in snapshot(context.receiving.worker_queue_consumers)
@@ -231,6 +224,9 @@ def show_state(series: Series, context: BrokerContext) -> None:
     series.gauges[names.HELD] = lambda: [((), worker_state(context).held)]
     pauses, turns = context.receiving.pauses, context.receiving.turns and context.receiving.turns.turns
     series.gauges[names.PAUSED] = lambda: of_queues(context, lambda queue: pauses.get(queue) is not None)
+    receiving = context.receiving  # a bootstep sets its brakes later
+    series.gauges[names.BRAKE_ON] = lambda: [((one.brake,), one.stage == "on") for one in receiving.brakes()]
+    series.gauges[names.BRAKE_WAITING] = lambda: [((one.brake,), one.waiting) for one in receiving.brakes()]
     options = context.options
     series.gauges[names.INTERVAL_MAX] = lambda: of_queues(
         context, lambda queue: options.for_queue(queue).polling_interval_max

@@ -1,4 +1,4 @@
-"""Samples of the queues' depths, taken by one worker of a fleet where a store can elect it."""
+"""Samples of the queues' depths, taken by one worker of a fleet if there is a store to elect it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 #: A sample is exported for this many intervals; after that the figures are unknown.
 VALID_INTERVALS: Final = 2.5
 
-#: The leader's key lasts this many intervals, and is renewed at each: a worker may miss one.
+#: The leader's key lasts for this many intervals, and is renewed at each, so a worker may miss one.
 LEADER_INTERVALS: Final = 2.5
 
-#: The others try to become the leader after this many intervals: at random, so that they ask one by one.
+#: The others try to become the leader after a random number of intervals in this range, one by one.
 FOLLOWER_INTERVALS: Final = (3.0, 7.0)
 
 
@@ -32,11 +32,9 @@ class Leadership:
 
     Args:
         store: where workers agree; without one each worker is a leader.
-        key: returns the key of the election, each time that it is asked for.
+        key: returns the current key of the election.
         owner: a name that no other worker has.
         interval: seconds after which the key is renewed.
-        clock: the monotonic clock.
-        uniform: a random number between two.
     """
 
     def __init__(
@@ -55,14 +53,14 @@ class Leadership:
         self._interval = interval
         self._clock = clock
         self._uniform = uniform
-        self._next_attempt = 0.0  # the monotonic instant before which another worker is the leader
+        self._next_attempt = 0.0  # another worker leads until this monotonic instant
         self._failed = False
         self._is_leader = False
 
     def acquire(self) -> bool:
-        """Become the leader, or stay it. Returns whether this worker is the leader.
+        """Become or stay the leader. Returns whether this worker is the leader.
 
-        A request to the store, unless another worker was the leader just now.
+        Makes a request to the store, unless another worker was the leader a moment ago.
         """
         if self._store is None:
             return True
@@ -99,14 +97,7 @@ class Leadership:
 
 
 class Sampler:
-    """Samples the queues while this worker is the leader. `sample` belongs to one thread, the rest to any.
-
-    Args:
-        ask: requests the depths of the worker's queues.
-        leadership: decides whether this worker asks.
-        interval: seconds from one sample to the next.
-        clock: the monotonic clock.
-    """
+    """Samples the queues while this worker is the leader. One thread calls `sample`, any thread the rest."""
 
     def __init__(
         self,
@@ -119,11 +110,11 @@ class Sampler:
         self._leadership = leadership
         self._valid_seconds = VALID_INTERVALS * interval
         self._clock = clock
-        self._sample: tuple[float, list[QueueDepth]] = (0.0, [])  # until a monotonic instant; replaced whole
+        self._sample: tuple[float, list[QueueDepth]] = (0.0, [])  # (valid until, depths); replaced as a whole
         self._told: set[str] = set()
 
     def sample(self) -> None:
-        """Ask, if this worker is the leader."""
+        """Ask SQS, if this worker is the leader."""
         if not self._leadership.acquire():
             return
         depths = self._ask()
@@ -134,12 +125,12 @@ class Sampler:
 
     @property
     def depths(self) -> list[QueueDepth]:
-        """The last sample, unless it is too old, or another worker's."""
+        """The last sample; empty if it is too old, or another worker takes them."""
         valid_until, depths = self._sample
         return depths if self._clock.monotonic() < valid_until else []
 
     def show(self, series: Series) -> None:
-        """Add the samples to the series, as gauges; an unknown figure has no value."""
+        """Add the samples to the series, as gauges. An unknown figure has no value."""
         series.gauges[names.QUEUE_MESSAGES] = self._messages
         series.gauges[names.OLDEST_AGE] = lambda: self._known(lambda depth: depth.oldest_age_seconds)
         series.gauges[names.DEAD_LETTERS] = lambda: self._known(lambda depth: depth.dead_letters)

@@ -1,4 +1,4 @@
-"""Series of numbers in memory, read by exporters: an event costs an addition."""
+"""Series of numbers in memory, read by exporters. Counting an event costs an addition."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
 
-#: Values of a metric's labels, in their order.
+#: Values of a metric's labels, in order.
 Labels = tuple[str, ...]
 
-#: A gauge's values, read when they are asked for.
+#: Reads a gauge's values.
 ReadGauge = Callable[[], Iterable[tuple[Labels, float]]]
 
 
 class Counter:
-    """Only goes up. Any thread."""
+    """A number that only grows. Any thread."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
         self._values: defaultdict[Labels, float] = defaultdict(float)
 
     def add(self, labels: Labels, amount: float = 1) -> None:
-        """Count that much more."""
+        """Add `amount`."""
         with self._lock:
             self._values[labels] += amount
 
@@ -37,7 +37,7 @@ class Counter:
 
 @dataclass(slots=True)
 class _Values:
-    """Numbers of values by bucket, and the sum of all values."""
+    """The numbers of values by bucket, and the sum of all values."""
 
     buckets: list[int]
     total: float = 0
@@ -47,8 +47,8 @@ class Histogram:
     """Values in buckets, the last of which has no bound. Any thread.
 
     Attributes:
-        bounds: of all buckets but the last.
-        record: is told each value, too: OpenTelemetry has no instrument that reads buckets.
+        bounds: of all buckets except the last.
+        record: called with each value, because OpenTelemetry has no instrument that reads buckets.
     """
 
     def __init__(self, bounds: tuple[float, ...], lock: threading.Lock) -> None:
@@ -87,6 +87,6 @@ class Series:
         self.gauges: dict[Metric, ReadGauge] = {}
 
     def read_gauge(self, metric: Metric) -> list[tuple[Labels, float]]:
-        """The gauge's values now; none if nobody knows them."""
+        """The gauge's current values; empty if unknown."""
         read = self.gauges.get(metric)
         return [] if read is None else list(read())

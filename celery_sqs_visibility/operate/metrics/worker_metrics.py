@@ -52,11 +52,11 @@ def next_time(now: float, interval: float, phase: float) -> float:
     """
     begun = math.floor(now / interval - phase)
     at = (begun + 1 + phase) * interval
-    return at if at > now else at + interval  # at such an instant, a quotient may be rounded down
+    return at if at > now else at + interval  # if `now` is such an instant, the quotient may be rounded down
 
 
 class Periodic:
-    """A thread that repeats jobs, one after the other, until `stop`; then it calls `end`. Main thread."""
+    """A thread that repeats jobs, one after the other, until `stop`, and then calls `end`. Main thread."""
 
     def __init__(
         self, jobs: Sequence[Job], end: Callable[[], None] = lambda: None, clock: Clock = SYSTEM_CLOCK
@@ -69,13 +69,13 @@ class Periodic:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread = start_thread(self._run, "sqs-metrics")
         if self._thread is None:
             logger.error("the thread that counts queues for metrics could not be started")
 
     def stop(self) -> None:
-        """End soon. Idempotent."""
+        """End the thread soon. Idempotent."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join(STOP_SECONDS)
@@ -109,7 +109,7 @@ def exporters_of(options: Options) -> tuple[str, ...]:
     """The exporters of a worker's metrics.
 
     Raises:
-        ImproperlyConfigured: the package of one is missing.
+        ImproperlyConfigured: the package of an exporter is missing.
     """
     if options.metrics is None:
         is_asked = options.http_address is not None and _is_installed(PACKAGES[PROMETHEUS])
@@ -129,17 +129,12 @@ def exporters_of(options: Options) -> tuple[str, ...]:
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 class WorkerMetrics:
     """A worker's counters and their exporters. Main thread; `routes` are called in other threads.
-
-    Args:
-        app: the worker's.
-        context: the broker's.
-        exporters: their names, one at least.
 
     Attributes:
         routes: functions that answer HTTP requests, by path.
@@ -157,7 +152,7 @@ class WorkerMetrics:
         )
         show_state(self._series, context)
         self._ends: list[Callable[[], None]] = [self._recorder.stop]
-        self._counted = DeliveryEnded if exporters == (EMF,) else Event  # whose lines need durations alone
+        self._counted = DeliveryEnded if exporters == (EMF,) else Event  # EMF lines only need durations
         self._sampler = self._open_sampler(context.options.sample_seconds)
         if PROMETHEUS in exporters:
             self._open_prometheus()
@@ -169,14 +164,14 @@ class WorkerMetrics:
         self._periodic = Periodic(jobs, self._leadership.resign)
 
     def start(self) -> None:
-        """Count from now on."""
+        """Start to count."""
         _started.add(self._recorder)
         self._recorder.start(self._counted)
         self._periodic.start()
         self._ends.append(self._periodic.stop)
 
     def stop(self) -> None:
-        """Count no more. Idempotent."""
+        """Stop counting. Idempotent."""
         while self._ends:
             self._ends.pop()()
 
@@ -185,7 +180,7 @@ class WorkerMetrics:
         return list(self._app.amqp.queues.consume_from)
 
     def _names_at_sqs(self) -> dict[str, str]:
-        """Celery's names of consumed queues, by SQS's. Any thread, at each request about another queue."""
+        """Celery's names of consumed queues, by SQS's. Any thread, when a request is about another queue."""
         if (consumed := self._queues()) != self._consumed:
             given, prefix = self._context.options.predefined_queues, self._context.options.queue_name_prefix
             self._names = {name_at_sqs(given, queue, prefix): queue for queue in consumed}
@@ -221,12 +216,12 @@ class WorkerMetrics:
         return sampler
 
     def _leader_key(self) -> str:
-        """The key that workers of the same queues at SQS share; a digest, since a key's length is bounded."""
+        """The key shared by workers of the same queues; a digest, because a key's length is limited."""
         queues = sorted(map(self._url_or_name, self._queues()))
         return f"queue-depths:{sha256(chr(10).join(queues).encode()).hexdigest()}"
 
     def _url_or_name(self, queue: str) -> str:
-        """A queue's URL, which SQS is asked for once; its name while that is not known."""
+        """A queue's URL, for which SQS is asked once, or its name while the URL is unknown."""
         try:
             return self._context.queues.find(queue).url
         except SQSError:
@@ -241,7 +236,7 @@ class WorkerMetrics:
 
 
 def _control_queues(app: Any, options: Options) -> dict[str, str]:
-    """Labels of the queues of events, and of commands and their replies, by the beginnings of their names."""
+    """Labels for remote control's queues, by the beginnings of their names."""
     prefix = options.whole_control_prefix
     return {exchange_prefix(prefix, app.conf.event_exchange): "monitor", prefix: "control"}
 
@@ -250,7 +245,7 @@ _started: WeakSet[Recorder] = WeakSet()
 
 
 def _forget_in_child() -> None:
-    """A forked child has nothing to count, and may have inherited a lock that somebody held."""
+    """Stop the recorders in a forked child, which may have inherited a held lock."""
     for recorder in list(_started):
         recorder.stop()
 

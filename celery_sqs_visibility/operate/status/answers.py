@@ -1,4 +1,4 @@
-"""What workers answer about their queues and runs."""
+"""The workers' answers about their queues and runs."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 
-from celery_sqs_visibility.errors import SQSVisibilityError
-from celery_sqs_visibility.operate.invocation import CONTROL_IS_OFF, ask, is_controlled
-from celery_sqs_visibility.operate.status.report import Status
-from celery_sqs_visibility.operate.status.work import work_of
+from celery_sqs_visibility.operate.invocation import ask_or_say
+from celery_sqs_visibility.operate.status.report import Status, work_of
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 
-#: How long a worker that does not answer any more is shown.
+#: How long a worker that has stopped answering is shown.
 MAX_SILENT_SECONDS: Final = 300
 
-#: Messages that each worker tells about.
+#: How many messages each worker describes.
 MAX_HELD: Final = 50
 
-#: Of a command to a worker: to send and receive it, and likewise its answer.
+#: Requests of a command to a worker: to send and receive the command, and the same for the answer.
 REQUESTS_OF_A_COMMAND: Final = 4
 
 
 class Answer(NamedTuple):
-    """A worker's last one, and when it came; `runs` are those of `sqs_held`."""
+    """A worker's last answer, and when it came; `runs` is its answer to `sqs_held`."""
 
     at: float
     queues: Mapping[str, Any]
@@ -34,13 +31,9 @@ class Answer(NamedTuple):
 
 
 class WorkerAnswers:
-    """The answers of the app's workers, or the last ones while they cannot be asked. The command's thread.
+    """The answers of the app's workers, or the last ones while workers can't be asked. The command's thread.
 
-    Args:
-        app: whose workers.
-        timeout: seconds to wait for answers.
-        clock: the monotonic clock.
-        with_runs: whether they are asked about their runs, too.
+    With `with_runs`, workers are asked about their runs, too.
     """
 
     def __init__(
@@ -50,33 +43,30 @@ class WorkerAnswers:
         self._timeout = timeout
         self._clock = clock
         self._with_runs = with_runs
-        self._asked_at: float | None = None  # when they were asked with success
+        self._asked_at: float | None = None  # when they last answered
         self._answers: dict[str, Answer] = {}
 
     @property
     def requests(self) -> int:
-        """About how many requests it takes to ask them all."""
+        """About how many requests it takes to ask all of them."""
         return len(self._answers) * REQUESTS_OF_A_COMMAND * (2 if self._with_runs else 1)
 
     def add_to(self, taken: Status) -> Status:
-        """Add the workers to a status, or a sentence that says why they are missing or old."""
-        if not is_controlled(self._app):
-            return replace(taken, notes=(*taken.notes, f"the workers are not asked: {CONTROL_IS_OFF}."))
-        try:
-            self._ask()
-        except (SQSVisibilityError, OperationalError, OSError) as error:
-            added = self._added(taken, f"the workers cannot be asked: {error}")
-            age = self._clock.monotonic() - self._asked_at if self._asked_at and added.workers else 0.0
-            return replace(added, workers_age_seconds=age)
-        silence = f"no worker answered within {self._timeout:g} s."
-        return self._added(taken, *([] if self._present() else [silence]))
-
-    def _ask(self) -> None:
-        queues = ask(self._app, "sqs_queues", self._timeout)
+        """Add the workers to a status, or a sentence that says why they are missing or outdated."""
+        queues, missing = ask_or_say(self._app, "sqs_queues", self._timeout)
+        runs: dict[str, Any] | None = {}
+        if queues and self._with_runs:
+            runs, unasked = ask_or_say(self._app, "sqs_held", self._timeout, list(queues), limit=MAX_HELD)
+            missing = unasked if runs is None else ""
         now = self._clock.monotonic()
-        runs: dict[str, Any] = {}
-        if self._with_runs and queues:
-            runs = ask(self._app, "sqs_held", self._timeout, list(queues), limit=MAX_HELD)
+        if queues is not None and runs is not None:
+            self._note(now, queues, runs)
+        added = self._added(taken, *([f"{missing.rstrip('.')}."] if missing else []))
+        if self._asked_at is None or not added.workers:
+            return added
+        return replace(added, workers_age_seconds=now - self._asked_at)
+
+    def _note(self, now: float, queues: Mapping[str, Any], runs: Mapping[str, Any]) -> None:
         self._asked_at = now
         self._answers |= {
             node: Answer(now, answer, runs.get(node, {}).get("held", ())) for node, answer in queues.items()
@@ -86,7 +76,7 @@ class WorkerAnswers:
         }
 
     def _present(self) -> dict[str, Any]:
-        """The answers of those that answered when they were asked last."""
+        """The answers of workers that answered the latest question."""
         return {node: each.queues for node, each in self._answers.items() if each.at == self._asked_at}
 
     def _added(self, taken: Status, *notes: str) -> Status:

@@ -1,12 +1,12 @@
-"""The status in a terminal, drawn several times a second: leases run down between two looks.
+"""The status on a terminal, redrawn several times a second, so that leases run down between two updates.
 
-It needs rich, an optional package; see `status.command`.
+Needs rich, an optional package; see `status.command`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -16,31 +16,32 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from celery_sqs_visibility.operate.figures import duration_text
+from celery_sqs_visibility.operate.invocation import Table
 from celery_sqs_visibility.operate.status.report import Status
-from celery_sqs_visibility.operate.status.tables import Table, queue_tables, sentences, worker_table
+from celery_sqs_visibility.operate.status.tables import queue_tables, sentences, worker_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.printable import printable
 
 DRAWN_A_SECOND: Final = 4
 
-#: Runs that are shown, the longest first.
+#: How many runs are shown, the longest first.
 MAX_RUNS: Final = 10
 
 #: How long an extension stays marked.
 MARKED_SECONDS: Final = 4.0
 
-#: A terminal as wide as this has room for long bars.
+#: A terminal at least this wide has room for long bars.
 WIDE: Final = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A message's visibility timeout as looks have seen it. Instants are seconds since the epoch.
+    """A message's visibility timeout, as updates have shown it. Instants are in seconds since the epoch.
 
     Attributes:
         ends: when it ends.
-        seconds: the longest that it had left.
-        extended: when a look saw that it ends later than before; `None` if none has.
+        seconds: the longest time that it had left.
+        extended: when an update showed that it was extended; `None` if none has.
     """
 
     ends: float
@@ -48,12 +49,12 @@ class Lease:
     extended: float | None = None
 
     def seen(self, ends: float, now: float) -> Lease:
-        """The lease after another look."""
+        """The lease after another update."""
         extended = now if ends > self.ends + 1 else self.extended
         return Lease(ends, max(self.seconds, ends - now), extended)
 
     def text(self, now: float, width: int, *, ascii_only: bool) -> Text:
-        """A bar that runs down, with the seconds that are left."""
+        """A bar that runs down, with the seconds left."""
         left = self.ends - now
         if left <= 0:
             return Text(f"ended {duration_text(round(-left))} ago", "bold red")
@@ -66,7 +67,7 @@ class Lease:
 
 
 class Board:
-    """What the terminal shows. `note` is called by the command's thread, and rich's thread draws."""
+    """The contents of the terminal. The command's thread calls `note`, and rich's thread draws."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -107,7 +108,8 @@ class Board:
         self, taken: Status, runs: list[tuple[str, Mapping[str, Any]]], options: ConsoleOptions
     ) -> RichTable:
         now, wide = self._clock.wall(), options.max_width >= WIDE
-        table = _empty(["worker", "queue", "task", "attempt", "runs for", "lease"], numeric={"attempt"})
+        columns = ["worker", "queue", "task", "attempt", "runs for", "lease"]
+        table = _empty(columns, [name == "attempt" for name in columns])
         for node, run in runs:
             lease = self._leases.get(run["message_id"])
             left = (
@@ -128,39 +130,29 @@ def _runs(taken: Status) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from sorted(found, key=lambda each: each[1]["began"])
 
 
-def _empty(columns: list[str], numeric: set[str]) -> RichTable:
+def _empty(columns: list[str], numeric: list[bool]) -> RichTable:
     table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in columns:
-        table.add_column(name, justify="right" if name in numeric else "left", overflow="fold")
+    for name, is_numeric in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if is_numeric else "left", overflow="fold")
     return table
 
 
 def _drawn(table: Table) -> RichTable:
-    numeric = {
-        name
-        for number, name in enumerate(table.columns)
-        if all(isinstance(row[number], int | float | None) for row in table.rows)
-    }
-    drawn = _empty(table.columns, numeric)
-    for row in table.rows:
-        cells = ["-" if cell is None else printable(str(cell)) for cell in row]
+    drawn = _empty(table.columns, table.numeric)
+    for cells in table.texts:
         drawn.add_row(*(Text(cell, "bold yellow" if cell.startswith("silent") else "") for cell in cells))
     return drawn
 
 
 def new_console(*, colours: bool) -> Console | None:
-    """The terminal, or `None` if standard output is none that can be drawn on."""
+    """The terminal; `None` if standard output isn't one that can be redrawn."""
     console = Console(highlight=False) if colours else Console(color_system=None, highlight=False)
     return console if console.is_terminal and not console.is_dumb_terminal else None
 
 
-def watch(take: Callable[[], Status], seconds: float, console: Console) -> None:
-    """Draw the status, and look again every so many seconds, until Ctrl-C."""
+@contextmanager
+def drawn_on(console: Console) -> Iterator[Callable[[Status], None]]:
+    """Inside, the board is drawn. Yields a function that shows a status on it."""
     board = Board()
-    try:
-        with Live(board, console=console, refresh_per_second=DRAWN_A_SECOND):
-            while True:
-                board.note(take())
-                threading.Event().wait(seconds)
-    except KeyboardInterrupt:
-        return
+    with Live(board, console=console, refresh_per_second=DRAWN_A_SECOND):
+        yield board.note

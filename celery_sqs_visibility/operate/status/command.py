@@ -1,13 +1,13 @@
-"""`celery -A proj sqs status`: the command, and how its status is printed."""
+"""`celery -A proj sqs status`: the command, and how it prints the status."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from itertools import chain, repeat
 
 import click
 
@@ -25,7 +25,7 @@ from celery_sqs_visibility.operate.queue_metrics import metrics_of
 from celery_sqs_visibility.operate.status.answers import WorkerAnswers
 from celery_sqs_visibility.operate.status.report import QueueReport, Status
 from celery_sqs_visibility.operate.status.tables import queue_tables, sentences, worker_table
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 
 
 @click.command()
@@ -69,41 +69,43 @@ def status(ctx: click.Context, seconds: float | None, timeout: float, *, as_json
             taken = take()
             show(taken)
             ctx.exit(taken.exit_status)
-        if draw is not None:
-            draw(take, seconds)
-        else:
-            watch(take, show, seconds)
+        with draw or nullcontext(framed(show)) as shown:
+            watch(take, shown, seconds)
 
 
-def _board(*, colours: bool) -> Callable[[Callable[[], Status], float], None] | None:
-    """What draws the status on a terminal; `None` without one, or without rich."""
+def _board(*, colours: bool) -> AbstractContextManager[Callable[[Status], None]] | None:
+    """Draw the status on a terminal; `None` without a terminal, or without rich."""
     if not sys.stdout.isatty():
         return None
     with suppress(ImportError):
         from celery_sqs_visibility.operate.status import board  # noqa: PLC0415 - rich is an extra
 
         if console := board.new_console(colours=colours):
-            return lambda take, seconds: board.watch(take, seconds, console)
+            return board.drawn_on(console)
     return None
 
 
 def watch(take: Callable[[], Status], show: Callable[[Status], None], seconds: float) -> None:
-    """Show the status every so many seconds, until Ctrl-C."""
-    # On a terminal the cursor goes to the top left, and each table takes the place of the last.
-    before_each, before_next = ("\x1b[H\x1b[J", "") if sys.stdout.isatty() else ("", "\n")
-    try:
+    """Show the status at that interval, until Ctrl-C."""
+    with suppress(KeyboardInterrupt):
         while True:
-            taken = take()
-            click.echo(before_each, nl=False)
-            show(taken)
-            before_each = before_each or before_next
-            threading.Event().wait(seconds)
-    except KeyboardInterrupt:
-        return
+            show(take())
+            sleep(seconds)
+
+
+def framed(show: Callable[[Status], None]) -> Callable[[Status], None]:
+    """Wrap `show`: on a terminal each status replaces the one before."""
+    before = repeat("\x1b[H\x1b[J") if sys.stdout.isatty() else chain([""], repeat("\n"))
+
+    def show_next(taken: Status) -> None:
+        click.echo(next(before), nl=False)
+        show(taken)
+
+    return show_next
 
 
 def show_status(taken: Status) -> None:
-    """Print tables of queues and workers, and sentences."""
+    """Print tables of queues and workers, and sentences about them."""
     room = shutil.get_terminal_size().columns if sys.stdout.isatty() else float("inf")
     tables = queue_tables(taken, room)
     if taken.workers or taken.silent:

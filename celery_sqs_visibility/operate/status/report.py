@@ -1,26 +1,33 @@
-"""The status of an app's queues and workers as values, and the report that takes that of the queues."""
+"""The status of an app's queues and workers, as values, and the report that asks about the queues."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.operate.app_queues import QueueDepth, counted_queues, queue_depths
 from celery_sqs_visibility.operate.figures import usd_of
-from celery_sqs_visibility.operate.queue_metrics import METRICS_OF_A_QUEUE, Measured, QueueMetrics
-from celery_sqs_visibility.operate.status.work import QueueWork
+from celery_sqs_visibility.operate.queue_metrics import (
+    AGE,
+    DELETED,
+    REQUESTS_OF_A_DAY,
+    SENT,
+    Measured,
+    QueueMetrics,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES, MANY_IN_FLIGHT_MESSAGES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
 
-#: CloudWatch has a value a minute, and to ask for it costs money.
+#: CloudWatch has one value a minute, and asking costs money.
 METRICS_SECONDS: Final = 60
 
-#: Two looks tell how fast a queue drains if they are as far apart as this; SQS's counts are approximate.
+#: The rate at which a queue drains is computed from counts at least this far apart, because they are
+#: approximate.
 MIN_LOOKS_SECONDS: Final = 10
 MAX_LOOKS_SECONDS: Final = 60
 
@@ -32,15 +39,87 @@ ESTIMATE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class QueueStatus:
-    """A row: the depth of a queue, what workers say of it, its rates and its cost; `None`: unknown.
-
-    Where SQS does not answer, the depth may be the last one that was known, as old as `age_seconds`.
+class QueueWork:
+    """A queue from the point of view of the workers that consume it.
 
     Attributes:
-        sent: messages that were sent to it, a second.
-        deleted: messages that were deleted, a second.
-        change: by how many messages it grows a second; negative while it drains.
+        workers: number of workers that consume it.
+        paused: number of these that do not poll it.
+        slots: total slots of these workers, shared with their other queues.
+        free: number of these slots without a run.
+        running: messages of the queue that are running.
+        held: messages of the queue that workers hold, including running ones.
+        waited: the longest time in seconds that a running first attempt waited, after it was sent or after
+            its ETA; `None` if none runs.
+        others: the numbers of these workers' runs, by their other queues.
+        brakes: the brakes for which the queue rests, if no worker polls it as usual.
+    """
+
+    workers: int = 0
+    paused: int = 0
+    slots: int = 0
+    free: int = 0
+    running: int = 0
+    held: int = 0
+    waited: float | None = None
+    others: Counter[str] | None = None
+    brakes: tuple[str, ...] = ()
+
+    def why_waiting(self) -> str | None:
+        """Why messages of the queue wait; `None` if workers can receive them."""
+        if not self.workers:
+            return "NO WORKER that answered consumes it"
+        if self.paused == self.workers:
+            return "it is paused"
+        if self.brakes:
+            return f"for brake {', '.join(map(repr, self.brakes))}, and the queue is polled seldom meanwhile"
+        if self.free:
+            return None
+        if self.others and (most := self.others.most_common(1)[0])[1] > self.running:
+            return f"slots are taken by {most[0]} ({most[1]} of {self.slots})"
+        return f"all slots are taken ({self.running} of {self.slots} by its own tasks)"
+
+
+def work_of(queue: str, answers: Mapping[str, Any]) -> QueueWork:
+    """Combine the answers to `sqs_queues`, by node, of the workers that consume the queue."""
+    answered = [each for each in answers.values() if queue in each.get("queues", ())]
+    own = [each["queues"][queue] for each in answered]
+    others = Counter[str]()
+    for each in answered:
+        others.update({name: facts.get("running", 0) for name, facts in each["queues"].items()})
+    del others[queue]
+    return QueueWork(
+        workers=len(own),
+        paused=sum(each["paused"] for each in own),
+        slots=sum(each["slots"] for each in answered),
+        free=sum(max(0, each["slots"] - each["busy"]) for each in answered),
+        running=sum(each.get("running", 0) for each in own),
+        held=sum(each["held"] for each in own),
+        waited=max((each["waited"] for each in own if each.get("waited") is not None), default=None),
+        others=others,
+        brakes=_rests_for(queue, answered),
+    )
+
+
+def _rests_for(queue: str, answered: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The brakes for which the queue rests in all workers that have not paused it."""
+    polling = [each for each in answered if not each["queues"][queue]["paused"]]
+    if not all(each["queues"][queue].get("rests") for each in polling):
+        return ()
+    brakes = (brake for each in polling for brake in each.get("brakes", ()))
+    return tuple(sorted({brake["brake"] for brake in brakes if brake["stage"] == "on"}))
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """A row: the depth of a queue, the workers' view of it, its rates and its cost; `None` if unknown.
+
+    If SQS does not answer, the depth may be the last known one, `age_seconds` old.
+
+    Attributes:
+        sent: messages sent to it per second.
+        deleted: messages deleted per second.
+        change: messages by which it grows per second; negative while it drains.
     """
 
     depth: QueueDepth
@@ -54,7 +133,7 @@ class QueueStatus:
 
     @property
     def messages(self) -> int | None:
-        """The messages in it: visible, in flight and delayed ones."""
+        """The total of visible, in-flight and delayed messages."""
         depth = self.depth
         if depth.visible is None or depth.in_flight is None or depth.delayed is None:
             return None
@@ -62,7 +141,7 @@ class QueueStatus:
 
     @property
     def seconds_to_empty(self) -> float | None:
-        """How long until it is empty at the present rate; `None` if unknown, or if it does not drain."""
+        """Seconds until it is empty at the current rate; `None` if unknown, or if it does not drain."""
         messages = self.messages
         if messages and self.change is not None and self.change < 0:
             return messages / -self.change
@@ -77,7 +156,7 @@ class QueueStatus:
 
     @property
     def why(self) -> str | None:
-        """Why its visible messages wait; `None` if none do, or workers can receive them."""
+        """Why its visible messages wait; `None` if there are none, or workers can receive them."""
         return self.work.why_waiting() if self.work is not None and self.depth.visible else None
 
     def as_json(self) -> dict[str, Any]:
@@ -110,11 +189,11 @@ class QueueStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The queues, the workers' answers by node and how old these are, and sentences about what is missing.
+    """The queues, the workers' answers by node and their ages, and sentences about what is missing.
 
     Attributes:
-        silent: workers that do not answer any more, and for how many seconds.
-        runs: what workers say of their longest runs, by node; of silent ones too.
+        silent: for how many seconds workers that have stopped answering have been silent.
+        runs: the longest runs by node, including those of silent workers.
     """
 
     queues: list[QueueStatus]
@@ -137,7 +216,7 @@ class Status:
 
     @property
     def exit_status(self) -> int:
-        """77 if a permission is missing, 69 if SQS does not answer, 1 if a queue is not counted otherwise."""
+        """77 if a permission is missing, 69 if SQS does not answer, 1 for any other uncounted queue."""
         errors = [each.depth.error for each in self.queues if each.depth.visible is None]
         for kind, status in ((AccessDeniedError, 77), (UnavailableError, 69)):
             if any(isinstance(error, kind) for error in errors):
@@ -145,17 +224,12 @@ class Status:
         return 1 if errors else 0
 
 
-class Figures(NamedTuple):
-    """CloudWatch's, of a minute."""
-
-    ages: Measured = Measured({})
-    requests: Measured = Measured({})
-    sent: Measured = Measured({})
-    deleted: Measured = Measured({})
+#: The figures that CloudWatch is asked for.
+ASKED: Final = (AGE, REQUESTS_OF_A_DAY, SENT, DELETED)
 
 
 class QueueReport:
-    """Takes the status of a broker's queues. Any thread, one at a time."""
+    """Asks for the status of a broker's queues. Any thread, one at a time."""
 
     def __init__(
         self, context: BrokerContext, names: Sequence[str], metrics: QueueMetrics, clock: Clock = SYSTEM_CLOCK
@@ -164,51 +238,48 @@ class QueueReport:
         self._names = names
         self._metrics = metrics
         self._clock = clock
-        self._figures = Figures()
+        self._measured = dict.fromkeys(ASKED, Measured({}))
         self._measured_at: float | None = None
-        self._counted: dict[str, tuple[float, QueueStatus]] = {}  # since when, by Celery's name
-        self._looks: dict[str, deque[tuple[float, int]]] = {}  # when, and the messages then
+        self._counted: dict[str, tuple[float, QueueStatus]] = {}  # by Celery's name: (since when, status)
+        self._samples: dict[str, deque[tuple[float, int]]] = {}  # by Celery's name: (when, messages)
 
     def take(self) -> Status:
-        """Ask SQS, and CloudWatch if its last answer is a minute old.
+        """Ask SQS, and also CloudWatch if its last answer is a minute old.
 
-        A queue that SQS does not count now keeps its last status.
+        A queue that SQS can't count now keeps its last status.
         """
         depths = queue_depths(self._context, self._names)
-        figures = self._measure(counted_queues(self._context, depths))
-        rows = []
-        for depth in depths:
-            aged = replace(depth, oldest_age_seconds=figures.ages.figures.get(depth.queue))
-            rows.append(self._or_as_before(self._changing(_row(aged, figures))))
-        errors = [*(depth.error for depth in depths), *(each.error for each in figures)]
+        self._measure(counted_queues(self._context, depths))
+        rows = [self._or_as_before(self._changing(self._row(depth))) for depth in depths]
+        errors = [each.error for each in depths] + [each.error for each in self._measured.values()]
         notes = [
             *filter(None, map(_near_quota, depths)),
-            *([ESTIMATE] if figures.requests.figures else []),
+            *([ESTIMATE] if self._measured[REQUESTS_OF_A_DAY].figures else []),
             *dict.fromkeys(str(error) for error in errors if error is not None),
         ]
         return Status(rows, notes=tuple(notes))
 
     def cost(self, seconds: float, requests_of_workers: int) -> str:
-        """What one look every so many seconds costs, as a sentence."""
+        """A sentence about the cost of one update at that interval."""
         requests = 2 * len(self._names) + requests_of_workers
         looks = 86_400 / seconds
         usd = usd_of(requests * looks, "")
         sentence = f"about {requests} requests a refresh, up to {requests * looks:,.0f} a day: USD {usd:.2f}"
-        if self._figures.requests.figures:
-            per_minute = METRICS_OF_A_QUEUE * len(self._figures.requests.figures)
+        if queues := len(self._measured[REQUESTS_OF_A_DAY].figures):
+            per_minute = sum(len(each.names) for each in ASKED) * queues
             sentence += f", and USD {per_minute * 1440 / 100_000:.2f} for CloudWatch"
         return f"every {seconds:g} s {sentence}."
 
     def _changing(self, row: QueueStatus) -> QueueStatus:
-        """Add by how many messages the queue changes: between two looks, or else by CloudWatch."""
+        """Add the queue's rate of change, computed from two counts, or else from CloudWatch."""
         messages, now = row.messages, self._clock.monotonic()
         if messages is None:
             return row
-        looks = self._looks.setdefault(row.depth.queue, deque())
-        looks.append((now, messages))
-        while now - looks[0][0] > MAX_LOOKS_SECONDS:
-            looks.popleft()
-        since, before = looks[0]
+        samples = self._samples.setdefault(row.depth.queue, deque())
+        samples.append((now, messages))
+        while now - samples[0][0] > MAX_LOOKS_SECONDS:
+            samples.popleft()
+        since, before = samples[0]
         if now - since >= MIN_LOOKS_SECONDS:
             return replace(row, change=(messages - before) / (now - since))
         if row.sent is None or row.deleted is None:
@@ -224,31 +295,24 @@ class QueueReport:
         since, before = self._counted[queue]
         return replace(before, depth=replace(before.depth, error=row.depth.error), age_seconds=now - since)
 
-    def _measure(self, queues: Sequence[Queue]) -> Figures:
+    def _measure(self, queues: Sequence[Queue]) -> None:
         now = self._clock.monotonic()
         if queues and (self._measured_at is None or now - self._measured_at >= METRICS_SECONDS):
-            metrics = self._metrics
-            self._figures = Figures(
-                metrics.oldest_ages(queues),
-                metrics.requests_of_a_day(queues),
-                metrics.sent_a_second(queues),
-                metrics.deleted_a_second(queues),
-            )
+            self._measured = {each: self._metrics.measure(each, queues) for each in ASKED}
             self._measured_at = now
-        return self._figures
 
-
-def _row(depth: QueueDepth, figures: Figures) -> QueueStatus:
-    sent, deleted = (each.figures.get(depth.queue) for each in (figures.sent, figures.deleted))
-    row = QueueStatus(depth, sent=sent, deleted=deleted)
-    count = figures.requests.figures.get(depth.queue)
-    if count is None:
-        return row
-    return replace(row, requests_a_day=round(count), usd_a_day=round(usd_of(count, depth.queue), 4))
+    def _row(self, depth: QueueDepth) -> QueueStatus:
+        age, count, sent, deleted = (self._measured[each].figures.get(depth.queue) for each in ASKED)
+        aged = replace(depth, oldest_age_seconds=age)
+        if count is None:
+            return QueueStatus(aged, sent=sent, deleted=deleted)
+        return QueueStatus(
+            aged, round(count), round(usd_of(count, depth.queue), 4), sent=sent, deleted=deleted
+        )
 
 
 def _near_quota(depth: QueueDepth) -> str | None:
-    """A sentence about a queue near its quota of messages in flight."""
+    """A sentence about a queue close to its quota of messages in flight; `None` if it isn't."""
     if (depth.in_flight or 0) < MANY_IN_FLIGHT_MESSAGES:
         return None
     return (

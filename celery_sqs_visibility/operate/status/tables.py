@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from celery_sqs_visibility.operate.figures import duration_text
+from celery_sqs_visibility.operate.invocation import Table, counted
 from celery_sqs_visibility.operate.status.report import QueueStatus, Status
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Names of columns, and a list of cells for each row; `None` is unknown."""
-
-    columns: list[str]
-    rows: list[list[Any]]
-
-    @property
-    def width(self) -> int:
-        """Characters of a line."""
-        lines = [self.columns, *([str("-" if cell is None else cell) for cell in row] for row in self.rows)]
-        return sum(max(map(len, column)) + 2 for column in zip(*lines, strict=True)) - 2
-
 
 Column = tuple[str, Callable[[QueueStatus], Any]]
 
@@ -50,7 +35,7 @@ _PACE: Final[tuple[Column, ...]] = (
     ("USD/day", lambda each: each.usd_a_day),
 )
 
-#: Known by workers alone.
+#: Columns that only workers can fill.
 _OF_WORKERS: Final = {"running", "held", "hidden", "workers", "free slots", "waited"}
 
 
@@ -69,7 +54,7 @@ def _table(taken: Status, *columns: Column) -> Table:
 
 
 def worker_table(taken: Status) -> Table:
-    """The workers, those last that do not answer any more."""
+    """The workers; those that have stopped answering are last."""
     rows = [_worker_row(node, answer) for node, answer in taken.workers.items()]
     rows += [
         [node, *[None] * 4, f"silent for {duration_text(round(age))}"] for node, age in taken.silent.items()
@@ -78,10 +63,11 @@ def worker_table(taken: Status) -> Table:
 
 
 def sentences(taken: Status) -> Iterator[str]:
-    """Why messages wait, which figures are old, and what is missing."""
+    """Sentences about why messages wait, which figures are old, and what is missing."""
     for each in taken.queues:
         if why := each.why:
             yield f"queue {each.depth.queue!r}: {each.depth.visible:,} wait: {why}."
+    yield from brake_sentences(taken.workers)
     old = {each.depth.queue: each.age_seconds for each in taken.queues if each.age_seconds}
     if taken.workers_age_seconds:
         old["the workers"] = taken.workers_age_seconds
@@ -90,6 +76,23 @@ def sentences(taken: Status) -> Iterator[str]:
             f"{name} {duration_text(round(age))} ago" for name, age in old.items()
         )
     yield from taken.notes
+
+
+def brake_sentences(workers: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence for each brake that is not off in some worker."""
+    brakes: dict[str, list[Mapping[str, Any]]] = {}
+    for answer in workers.values():
+        for each in answer.get("brakes", ()):
+            brakes.setdefault(each["brake"], []).append(each)
+    for name, each in sorted(brakes.items()):
+        first = max(each, key=lambda one: (one["stage"] == "on", one["seconds"]))
+        held, tries = (sum(one[figure] for one in each) for figure in ("waiting", "tries"))
+        error = next((one["error"] for one in each if one["error"]), "unknown")
+        yield (
+            f"brake {name!r} of {', '.join(first['tasks'])} is {first['stage']} in {len(each)} of "
+            f"{counted(len(workers), 'worker')}, for {duration_text(round(first['seconds']))}: "
+            f"{counted(held, 'message')} held, {counted(tries, 'run')} tried; the latest error is {error}."
+        )
 
 
 def _duration(seconds: float | None) -> str | None:
@@ -107,7 +110,7 @@ def _emptying(queue: QueueStatus) -> str | None:
 
 
 def _worker_row(node: str, answer: Mapping[str, Any]) -> list[Any]:
-    if "queues" not in answer:  # a worker of another transport, or an older one
+    if "queues" not in answer:  # another transport's, or an older version
         return [node, None, None, None, None, answer.get("error")]
     queues: Mapping[str, Mapping[str, Any]] = answer["queues"]
     held, hidden = (sum(queue.get(each, 0) for queue in queues.values()) for each in ("held", "hidden"))

@@ -7,8 +7,16 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from celery_sqs_visibility.operate.templates.alarms import NAMESPACE, PERIOD_SECONDS, Alarm, alarms_of
-from celery_sqs_visibility.operate.templates.stack import Stack, distinct, referring, typed
+from celery_sqs_visibility.operate.templates.stack import (
+    NAMESPACE,
+    PERIOD_SECONDS,
+    Alarm,
+    Stack,
+    alarms_of,
+    labels,
+    referring,
+    typed,
+)
 from celery_sqs_visibility.policy.provisioning import QueuePlan
 from celery_sqs_visibility.policy.queue_names import REDRIVE_POLICY, redrive_policy
 
@@ -24,8 +32,7 @@ SENDING: Final = {
 
 def cloudformation(stack: Stack) -> str:
     """The template, in JSON."""
-    ids = distinct([_logical_id(plan.sqs_name) for plan in stack.plans])
-    by_name = {plan.sqs_name: each for plan, each in zip(stack.plans, ids, strict=True)}
+    by_name = labels(stack.plans, lambda name: f"{_words(name)}Queue")
     resources: dict[str, Any] = {}
     for plan in stack.plans:
         resources |= _queue(plan, by_name)
@@ -86,10 +93,6 @@ def _watched(alarm: Alarm, queue: str) -> dict[str, Any]:
         watched = {"Metric": metric, "Period": PERIOD_SECONDS, "Stat": statistic}
         metrics.append({"Id": own, "MetricStat": watched, "ReturnData": False})
     return {"Metrics": [*metrics, {"Id": "value", "Expression": alarm.expression, "ReturnData": True}]}
-
-
-def _logical_id(name: str) -> str:
-    return f"{_words(name)}Queue"
 
 
 def _words(name: str) -> str:

@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any, Final
 
-from celery_sqs_visibility.operate.templates.alarms import NAMESPACE, PERIOD_SECONDS, Alarm, alarms_of
-from celery_sqs_visibility.operate.templates.stack import Stack, distinct, referring, typed
+from celery_sqs_visibility.operate.templates.stack import (
+    NAMESPACE,
+    PERIOD_SECONDS,
+    Alarm,
+    Stack,
+    alarms_of,
+    labels,
+    referring,
+    typed,
+)
 from celery_sqs_visibility.policy.provisioning import QueuePlan
 from celery_sqs_visibility.policy.queue_names import redrive_policy
 
@@ -53,8 +61,7 @@ ALARM_ACTIONS: Final = Block(
 
 def terraform(stack: Stack) -> str:
     """The configuration, in HCL."""
-    labels = distinct([_label(plan.sqs_name) for plan in stack.plans])
-    by_name = {plan.sqs_name: label for plan, label in zip(stack.plans, labels, strict=True)}
+    by_name = labels(stack.plans, _label)
     blocks = [("variable", "alarm_actions", ALARM_ACTIONS)]
     blocks += [("aws_sqs_queue", by_name[plan.sqs_name], _queue(plan, by_name)) for plan in stack.plans]
     for plan in stack.plans:
@@ -76,13 +83,13 @@ def _top(kind: str, label: str, contents: Block) -> str:
     return f"{header} {_hcl(contents)}\n"
 
 
-def _queue(plan: QueuePlan, labels: Mapping[str, str]) -> Block:
+def _queue(plan: QueuePlan, by_name: Mapping[str, str]) -> Block:
     values = Block(name=plan.sqs_name)
     for name, value in plan.attributes.items():
         kind = typed(name, value)
         values[TERRAFORM.get(name, name)] = value if isinstance(kind, dict) else kind
     if plan.dead_letters is not None:
-        arn = _attribute(labels[plan.dead_letters], "arn")
+        arn = _attribute(by_name[plan.dead_letters], "arn")
         values["redrive_policy"] = json_encoded(redrive_policy(arn, plan.max_receive_count))
     if plan.tags:
         values["tags"] = dict(plan.tags)

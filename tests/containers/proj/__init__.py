@@ -1,13 +1,12 @@
 """The project whose workers run in containers: `celery -A proj worker`."""
 
-from __future__ import annotations
-
 import json
 import os
 
 from celery import Celery
 
-from celery_sqs_visibility import VisibilityTask
+from celery_sqs_visibility import VisibilityTask, log_json
 
 app = Celery("proj", task_cls=VisibilityTask, include=["proj.tasks"])
+log_json()
 app.conf.update(json.loads(os.environ["PROJ_SETTINGS"]))

@@ -1,7 +1,5 @@
 """Tasks of all kinds. Each notes `started`, and then `failing` or `done`, with its key."""
 
-from __future__ import annotations
-
 import functools
 import subprocess
 import time

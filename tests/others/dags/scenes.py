@@ -1,7 +1,5 @@
 """Airflow's tasks of the scenes: each notes its attempts. Airflow's processors parse this file."""
 
-from __future__ import annotations
-
 import datetime as dt
 import time
 

@@ -1,7 +1,5 @@
 """Tasks under other packages: batches, a tracer, coroutines."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 

@@ -3,8 +3,6 @@
 A message has keys, one for each run that is to come of it: those of an event have several.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

@@ -4,8 +4,6 @@ Each step is a consumer's own, on one thread and a clock that the machine turns.
 come in time, but for those of a worker that is stopped. A request that sends copies may take any time.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """A worker whose requests the model of copies makes, and an SQS that denies a permission."""
 
-from __future__ import annotations
-
 from support import factories
 from support.factories import EVERYTHING
 from support.models.flights import Flight

@@ -1,7 +1,5 @@
 """Requests that are under way: taken, at SQS, answered, with anything in between."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.errors import (
     ReceiptHandleInvalidError,
     SQSError,

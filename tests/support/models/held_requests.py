@@ -1,7 +1,5 @@
 """The requests of a consumer that holds messages: extensions, settlements, in steps."""
 
-from __future__ import annotations
-
 from hypothesis.stateful import RuleBasedStateMachine
 from support.factories import CHANGES, DELETES
 from support.models.flights import FAULTS, Flight

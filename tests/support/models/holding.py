@@ -5,8 +5,6 @@ SQS, and its answer is concluded, and anything may happen in between. Users' lis
 raise.
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import ExitStack
 from unittest.mock import Mock
@@ -241,7 +239,7 @@ class Holding(HeldRequests):
     @step(often=0.1, when=lambda world: world.receiver.stopping)
     def time_is_up(self):
         """What runs is handed back, and its processes are killed; what was acknowledged early goes on."""
-        self.queue_consumer._shutdown._give_back(self.queue_consumer.held())
+        self.queue_consumer._give_back(self.queue_consumer.held())
         self.last_runs.end_acknowledged_late()
         assert all(run.killed for run in self.runs if run.begun), "no run goes on without its message"
         self.bury()

@@ -5,8 +5,6 @@ hold or are lost; workers die. Requests are a worker's own, runs begin as in a p
 its records in memory, on a clock that the machine turns.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Celery's side of the model of a whole worker: what its main thread keeps, and what its pool runs."""
 
-from __future__ import annotations
-
 import functools
 from weakref import ref
 

@@ -3,8 +3,6 @@
 Each world has a seed of its own. A world that fails is named by it, which replays it: `make model SEED=n`.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import random

@@ -1,7 +1,5 @@
 """The steps of a model, tried at random: by hypothesis, which shortens what it finds, and in many worlds."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ A worker with two processes runs plain tasks and exclusive ones, and beat claims
 process has the store behind a breaker of its own. Threads are simulated, and so is time.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from types import SimpleNamespace
@@ -18,6 +16,7 @@ from support.scheduler import Scheduler
 from celery_sqs_visibility.beat import SendsOnce
 from celery_sqs_visibility.core.settlements import Hide, Why
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import StoreUnavailableError
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.guarded import GuardedStore
@@ -90,7 +89,7 @@ class Stores:
         self.stores = {}  # of the pool's processes, by the thread that is one just now
         self.children = [self.guarded(f"child {n}") for n in range(SLOTS)]
         self.free = list(self.children)
-        self.key_leases = KeyLeases(self.guarded("worker"), self.clock)
+        self.key_leases = KeyLeases(self.guarded("worker"), Pump(self.clock))
         self.table, self.leases = LeaseTable(), {}
         self.waiting = []  # messages: [visible at, sent at, whether exclusive, whether the outage is known]
         patch.setattr(exclusive, "broker_context", lambda _app: self.context())

@@ -4,8 +4,6 @@ The package's own threads run: receivers, heartbeat, settler, copies, payloads, 
 Celery's main thread and the pool, the thread that drains, other workers, and the operator.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

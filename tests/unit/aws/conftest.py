@@ -1,9 +1,6 @@
-from __future__ import annotations
-
 import os
 
 import pytest
-from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 
@@ -16,11 +13,6 @@ def no_settings_of_this_machine(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A request whose error passes is made again, as often as there are pauses."""
 
-from __future__ import annotations
-
 from unittest.mock import Mock
 
 import pytest

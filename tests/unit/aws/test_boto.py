@@ -1,7 +1,5 @@
 """The clients behind the port: made when needed, one a process, and replaced when they may be the reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Once a dependency has not answered one request, nobody but the probe asks it."""
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

@@ -1,7 +1,5 @@
 """Settings become clients: botocore's real configuration, regions and endpoints."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Settings are values: hashable, equal, and without secrets in their repr."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.aws.boto import BotoSQS
 from celery_sqs_visibility.aws.client_settings import ClientSettings, frozen_config
 

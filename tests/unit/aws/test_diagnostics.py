@@ -1,15 +1,15 @@
 """The clock of an endpoint and the keys of KMS, asked about without changing anything."""
 
-from __future__ import annotations
-
 import json
 import threading
 from contextlib import contextmanager
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 
 import pytest
 
+from celery_sqs_visibility.aws import diagnostics
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.diagnostics import clock_offset, may_generate_data_key
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -60,6 +60,24 @@ def offset_of():
 def test_any_answer_has_a_date(offset_of, status, ahead):
     date = formatdate(SYSTEM_CLOCK.wall() - ahead, usegmt=True)
     assert offset_of(status, date) == pytest.approx(ahead, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("called", "returned", "ahead"),
+    [
+        (1000.2, 1000.9, 0),
+        (1001.0, 1001.1, 0),
+        (994.5, 1006.5, 0),
+        (1001.5, 1002.5, 1.5),
+        (994.0, 999.0, -4.0),
+    ],
+)
+def test_clocks_differ_only_if_that_is_not_the_time_that_the_answer_took(
+    offset_of, monkeypatch, called, returned, ahead
+):
+    instants = iter([called, returned])
+    monkeypatch.setattr(diagnostics, "SYSTEM_CLOCK", SimpleNamespace(wall=lambda: next(instants)))
+    assert offset_of(403, formatdate(1000, usegmt=True)) == ahead
 
 
 @pytest.mark.parametrize("date", [None, "yesterday"])

@@ -1,7 +1,5 @@
 """botocore's exceptions and SQS's codes become our errors."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers are read whatever their form, and a connection stays only where the next answer has its place."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import threading

@@ -1,7 +1,5 @@
 """What the fake does for tests: failures in store, a record of calls, polls that wait."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Amazon's rules to the second, and the switches; tests/conformance replays the others on the fake."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Frequent requests are made like the client's first, and the client makes all others."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The tag that keeps a pause of a queue."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

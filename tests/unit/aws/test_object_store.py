@@ -1,7 +1,5 @@
 """A bucket is left alone while S3 does not answer."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

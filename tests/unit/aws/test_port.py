@@ -1,7 +1,5 @@
 """A location is shown by the shortest text that tells it from others; a delay ends when it should."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.aws.port import Location, OutgoingMessage

@@ -1,7 +1,5 @@
 """Each process makes its own clients."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """Redrive policies: asked seldom, done without when SQS does not tell."""
 
-from __future__ import annotations
-
 import pytest
 from support.clock import FakeClock
 from support.factories import CrowdedSQS, requests

@@ -1,7 +1,5 @@
 """A role's credentials: fetched when needed, renewed in time, by the way that the settings name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 

@@ -1,7 +1,5 @@
 """From a fanout exchange to its topic, and from there to the queues that are subscribed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import uuid

@@ -1,7 +1,5 @@
 """Contacts with backends: which of them count a chord's member at each end of its runs."""
 
-from __future__ import annotations
-
 import pytest
 from celery.backends.cache import CacheBackend
 from celery.backends.filesystem import FilesystemBackend

@@ -1,7 +1,5 @@
 """Publishing in users' unit tests, under the usual mocks of boto3: nothing opens a connection."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,13 +1,12 @@
 """Contacts with a worker: what stands before its connection, and what gives its requests to the pool."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
+from kombu.asynchronous import Hub
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_sqs_visibility.contacts.worker import connecting, replace_task_handover
+from celery_sqs_visibility.contacts.worker import call_due_timers, connecting, replace_task_handover
 
 
 def test_all_that_stands_before_a_connection_is_called_in_order_and_all_after_it_see_it():
@@ -45,3 +44,16 @@ def test_there_is_no_slot_to_wait_for_without_an_event_loop():
     replace_task_handover(consumer, handed_over.append)()
     consumer.on_task_request("a request")
     assert handed_over == ["a request"]
+
+
+def test_an_event_loop_does_not_sleep_while_timers_are_due():
+    hub, called = Hub(), []
+    for _ in range(2):  # the worker may connect anew
+        call_due_timers(hub)
+    for _ in range(25):
+        hub.timer.call_at(0, called.append, ("due",))
+    hub.timer.call_after(3, called.append, ("later",))
+    assert [hub.fire_timers(), hub.fire_timers()] == [0, 0]
+    assert hub.fire_timers() > 1
+    assert called == ["due"] * 25
+    hub.close()

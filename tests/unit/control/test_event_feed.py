@@ -1,7 +1,5 @@
 """Events go to a monitor in batches; what cannot be sent is dropped and counted, and nothing grows."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import deque

@@ -1,7 +1,5 @@
 """An inbox that is stopped, refused or without its queue wakes its callers, and leaves no queue behind."""
 
-from __future__ import annotations
-
 import math
 import threading
 from contextlib import suppress
@@ -125,14 +123,14 @@ def test_whoever_waits_for_the_address_is_woken_when_sqs_has_answered_a_poll(wor
     assert told() == [world.inbox._queue.address]
 
 
-def test_whoever_waits_for_the_address_is_woken_by_the_error_of_its_creation(world, told):
-    world.inbox._failed(REFUSED)
-    assert told() == [AccessDeniedError]
-
-
-def test_whoever_waits_for_the_address_is_woken_when_the_inbox_stops(world, told):
-    world.inbox.stop()
-    assert told() == [UnavailableError]
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(lambda inbox: inbox._failed(REFUSED), AccessDeniedError), (Inbox.stop, UnavailableError)],
+    ids=["its creation failed", "it stops"],
+)
+def test_whoever_waits_for_the_address_is_woken_where_there_will_be_none(world, told, end, error):
+    end(world.inbox)
+    assert told() == [error]
 
 
 def test_an_address_whose_queue_is_not_there_in_time_is_an_error(world, monkeypatch):

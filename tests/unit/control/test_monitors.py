@@ -1,7 +1,5 @@
 """A worker is told who listens; a client asks seldom; nobody's events cost nothing."""
 
-from __future__ import annotations
-
 import json
 import logging
 import threading

@@ -1,7 +1,5 @@
 """What a command says of its caller."""
 
-from __future__ import annotations
-
 import json
 import os
 from functools import partial
@@ -257,14 +255,6 @@ def test_a_command_without_a_caller_that_waits_is_handled_however_late(world):
     world.inboxes[0].deliver(received({"method": "ping"}))
     world.clock.advance(3600)
     assert asked[0]()
-
-
-def test_a_command_that_is_received_twice_is_handled_once(world):
-    asked = []
-    world.control.consume(NODE, COMMANDS, lambda *_: asked.append(1))
-    for _ in range(2):
-        world.inboxes[0].deliver(received({"method": "ping"}))
-    assert asked == [1]
 
 
 @pytest.mark.parametrize(("listens", "told"), [(True, ["one.pidbox", "two.pidbox"]), (False, [])])

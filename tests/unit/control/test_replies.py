@@ -1,7 +1,5 @@
 """A caller's reply does not wait for those to callers that have gone."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -208,11 +206,6 @@ class StubInbox:
 
     def address(self):
         return f"address-of-{self.exchange}"
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """JSON, and nothing else, is read."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -62,7 +60,7 @@ def test_a_message_of_another_form_is_refused(change):
 
 
 def test_what_sqs_does_not_take_is_not_sent():
-    with pytest.raises(TooLargeError, match="a message at SQS has"):
+    with pytest.raises(TooLargeError, match="a message in SQS may have"):
         wire.encode(message({}), {"a": "x" * MESSAGE_BYTES}, "x.pidbox", "", message_id="id")
 
 

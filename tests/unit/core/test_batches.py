@@ -1,7 +1,5 @@
 """Each settlement ends once, is sent in time, and shares its requests; without a lock, a clock or SQS."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """One capacity for all queues: no more is asked for than may be held, and nobody waits for nothing."""
 
-from __future__ import annotations
-
 import gc
 from functools import partial
 
@@ -197,16 +195,6 @@ def test_a_place_that_no_message_has_is_free_where_nothing_moves(queue):
     shared.look(1.0)
     shared.resume(held)
     assert shared.held == 1, "what waits for its payload has no place, and has it again"
-
-
-def test_polls_that_ask_for_nothing_any_more_are_counted_anew():
-    shared = capacity(2)
-    poll, waiter = shared.reserve("q"), shared.wait("q2")
-    assert waiter.reservation is None
-    shared._asked.messages["q"] = shared._asked.expected = 100  # memory lacked as it was counted
-    shared.look(0.0)
-    shared.taken(poll, 0.5)
-    assert waiter.reservation.messages == 2
 
 
 @pytest.mark.parametrize("change", ["prefetch_count", "an empty poll", "the end of a run"])
@@ -529,23 +517,17 @@ def test_what_is_asked_for_is_the_sum_of_the_polls_and_of_what_they_brought():
     polls = AskedFor()
 
     def counts():
-        """As they are, and as they are when all is counted anew."""
-        found = []
-        for _ in range(2):
-            by_queue = [dict(+each) for each in (polls.polls, polls.unlikely, polls.messages)]
-            found.append((*by_queue, polls.expected, polls.fifo_expected))
-            polls.recount()
-        assert found[0] == found[1]
-        return found[0]
+        found = polls.counts
+        by_queue = [dict(each) for each in (found.polls, found.unlikely, found.messages)]
+        return (*by_queue, found.expected, found.fifo_expected)
 
-    a10, a4 = (Reservation("a", False, messages, 20, 0.0) for messages in (10, 4))
+    a10, a4 = (Reservation("a", False, messages, 20, 0.0, True) for messages in (10, 4))
     b3, b2 = (Reservation("b", False, messages, 20, 0.0) for messages in (3, 2))
-    fifo = [Reservation("f", True, 1, 20, 0.0) for _ in range(3)]
-    for each in (a10, a4, *fifo):
-        polls.add(each, likely=True)
-    for each in (b3, b2):
-        polls.add(each, likely=False)
+    fifo = [Reservation("f", True, 1, 20, 0.0, True) for _ in range(3)]
+    for each in (a10, a4, *fifo, b3, b2):
+        polls.add(each)
     assert counts() == ({"a": 2, "b": 2, "f": 3}, {"b": 5}, {"a": 14, "b": 5, "f": 3}, 17, 3)
+    assert set(polls.counts.likely) == {a10, a4, *fifo}
     for _ in range(2):
         polls.doubt(a10)
     assert counts() == ({"a": 2, "b": 2, "f": 3}, {"a": 10, "b": 5}, {"a": 14, "b": 5, "f": 3}, 7, 3)
@@ -553,7 +535,7 @@ def test_what_is_asked_for_is_the_sum_of_the_polls_and_of_what_they_brought():
     polls.doubt(fifo[0])
     unlikely = {"a": 14, "b": 5, "f": 1}
     assert counts() == ({"a": 2, "b": 2, "f": 3}, unlikely, {"a": 14, "b": 5, "f": 3}, 2, 2)
-    assert [polls.idle_polls(but_of) for but_of in ("", "f", "af", "abf")] == [5, 4, 2, 0]
+    assert [polls.counts.idle_polls(but_of) for but_of in ("", "f", "af", "abf")] == [5, 4, 2, 0]
     assert [polls.remove(a10) for _ in range(2)] == [True, False]
     polls.answered(a10, 10)  # too late
     assert counts() == ({"a": 1, "b": 2, "f": 3}, {"a": 4, "b": 5, "f": 1}, {"a": 4, "b": 5, "f": 3}, 2, 2)
@@ -561,6 +543,7 @@ def test_what_is_asked_for_is_the_sum_of_the_polls_and_of_what_they_brought():
     polls.answered(b2, 0)
     polls.answered(fifo[1], 1)
     assert counts() == ({"a": 1, "f": 2}, {"a": 4, "f": 1}, {"a": 4, "b": 1, "f": 3}, 3, 2)
+    assert polls.counts.likely == [fifo[2]], "what has come is not in flight"
     polls.remove_all("f")
     assert counts() == ({"a": 1}, {"a": 4}, {"a": 4, "b": 1, "f": 1}, 2, 1), "what has come is kept"
     assert [polls.remove(b3) for _ in range(2)] == [True, False]

@@ -1,7 +1,5 @@
 """Which copies are sent together, and when no more are; without a lock, a clock or SQS."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 
@@ -119,10 +117,11 @@ def test_a_copy_that_nothing_takes_ends_its_sending_at_once_and_once(copying):
 
 def test_nothing_is_sent_of_what_is_forgotten(copying):
     pending = copying.pending
-    gone, other = copying.add(records(3)), copying.add(records(2))
+    gone, *others = (copying.add(records(3)) for _ in range(3))
     pending.forget(gone)
-    assert pending.unfinished == 1
-    assert {copy.tag.sending.delivery for copy in pending.take(NOW + WINDOW).messages} == {other}
+    assert pending.unfinished == 2
+    assert [sending.delivery for sending in pending.sendings] == others
+    assert {copy.tag.sending.delivery for copy in pending.take(NOW + WINDOW).messages} == {*others}
     assert pending.take(NOW + WINDOW) is None
 
 

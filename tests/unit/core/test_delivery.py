@@ -1,7 +1,5 @@
 """A delivery asks its holder what becomes of it, and says how it is."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from operator import attrgetter

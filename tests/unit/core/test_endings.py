@@ -1,14 +1,19 @@
 """Every delivery has one outcome, and a message comes back when its settlement says."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.factories import delivery, sqs_queue
 
-from celery_sqs_visibility.core.endings import OUTCOMES, outcome_of, return_of
+from celery_sqs_visibility.core.endings import (
+    OUTCOMES,
+    end_of,
+    outcome_of,
+    return_of,
+    run_end_of,
+    settlement_end_of,
+)
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Purpose, Why
-from celery_sqs_visibility.events import Hidden, Parked, Released
+from celery_sqs_visibility.events import DeliveryEnded, Hidden, Parked, Released, SettlementEnded
 
 NOW = 1010.0
 
@@ -80,3 +85,21 @@ def test_a_message_that_comes_back_is_visible_when_its_settlement_says(held, set
 def test_what_lapsed_before_it_was_settled_is_visible_since_then(held):
     late = held.deadline + 1
     assert return_of(held, Lapse(), late) == (Hidden(held.facts, 0.0), held.deadline)
+
+
+def test_durations_are_from_the_receive_the_start_and_the_settlement(held):
+    assert settlement_end_of(held, NOW) is None
+    held.began, held.settled_at = 1004.0, NOW
+    assert end_of(held, Delete(), NOW) == DeliveryEnded(held.facts, "succeeded", 10.0, 6.0)
+    assert settlement_end_of(held, NOW + 0.5) == SettlementEnded(held.facts, 0.5)
+
+
+def test_a_run_that_was_acknowledged_when_it_began_is_told_at_its_end(held):
+    held.acknowledged_early = True
+    assert end_of(held, Delete(), 1004.0) == DeliveryEnded(held.facts, "discarded", 4.0, None)
+    held.began = 1004.0
+    assert end_of(held, Delete(), 1004.0) is None
+    assert run_end_of(held, 1005.0) == DeliveryEnded(held.facts, "succeeded", 5.0, 1.0)
+    held.outcome = "failed"
+    told = run_end_of(held, 1500.0)  # long after its deadline, which is of no interest any more
+    assert told == DeliveryEnded(held.facts, "failed", 500.0, 496.0)

@@ -1,7 +1,5 @@
 """What a consumer gives back, when, and for how long it waits."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

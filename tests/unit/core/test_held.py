@@ -1,7 +1,5 @@
 """What is held, who may write about it, and that there is one writer a delivery."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 from types import SimpleNamespace
@@ -16,7 +14,7 @@ from support.factories import TIMEOUT, every_queue
 from celery_sqs_visibility.core.batches import PendingSettlement
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.endings import Ending, return_of
-from celery_sqs_visibility.core.extensions import RETRY_FLOOR_SECONDS, extension_seconds
+from celery_sqs_visibility.core.extensions import RETRY_FLOOR_SECONDS, ExtensionSchedule, extension_seconds
 from celery_sqs_visibility.core.held import (
     ANSWERED_LATE,
     DEADLINE_PASSED,
@@ -64,7 +62,7 @@ class Core(Held):
 
     def run(self, now=NOW):
         one = self.take_in(now)
-        assert self.start(one, now)
+        assert self.begin(one, now)
         return one
 
     def come_back(self, one, now):
@@ -108,8 +106,8 @@ def test_what_was_settled_unrun_is_known_by_its_tag_and_neither_starts_nor_is_ex
     assert core.settle(held, settlement, NOW)
     assert (core.get(held.tag), held.held, len(core)) == (held, False, 0)
     assert core.settle(held, RELEASE, NOW) is False
-    assert core.start(held, NOW) is False
-    assert core.dispatch(held) is False
+    assert core.begin(held, NOW) is False
+    assert core.begin(held, None) is False
     assert (held.lease_key, leases._taken) == (None, {})
     core.request_extension(held, NOW + 600, NOW)
     assert core.next_extension() is None
@@ -122,12 +120,54 @@ def test_what_ran_and_is_settled_is_not_known_by_its_tag(core):
     assert core.get(ran.tag) is None
 
 
+def test_where_no_leases_are_made_a_delivery_runs_without_one():
+    core = Held(every_queue(TIMEOUT, INTERVAL), TIMEOUT)
+    one = delivery()
+    core.receive([one], NOW)
+    assert core.begin(one, NOW)
+    assert one.lease is None
+
+
 def test_what_its_task_had_hidden_for_long_is_known_as_finished_for_as_long_as_it_can_come_back(core, held):
     held.deadline = NOW + 5000
     core.settle(held, Delete(), NOW)
     core.finish(delivery(), held.deadline + MARGIN_SECONDS)
     again = delivery(held.deadline, held.facts.message_id)
     assert core.receive([again], held.deadline) == [(Arrival.FINISHED, again)]
+
+
+class Full(dict):
+    """It has no memory for one more."""
+
+    def __setitem__(self, key, value):
+        raise MemoryError
+
+
+@pytest.mark.parametrize("lacking", ["remove", "_gone"])
+def test_what_memory_lacked_for_is_settled_at_the_next_try(core, held, monkeypatch, lacking):
+    with monkeypatch.context() as memory:
+        if lacking == "remove":
+            memory.setattr(ExtensionSchedule, "remove", Mock(side_effect=MemoryError))
+        else:
+            memory.setattr(core, "_gone", Full())
+        with pytest.raises(MemoryError):
+            core.settle(held, Delete(), NOW)
+    assert core.settle(held, Delete(), NOW)
+    assert (held.held, len(core)) == (False, 0)
+
+
+@pytest.mark.parametrize("lacking", ["messages", "_by_tag"])
+def test_a_message_that_memory_lacked_for_is_not_held_and_comes_back(core, monkeypatch, lacking):
+    one = delivery()
+    with monkeypatch.context() as memory:
+        memory.setattr(core, lacking, Full())
+        with pytest.raises(MemoryError):
+            core.receive([one], NOW)
+    assert len(core) == 0
+    again = delivery(message_id=one.facts.message_id)
+    assert core.receive([again], NOW) == [(Arrival.NEW, again)]
+    assert core.settle(again, RELEASE, NOW)
+    assert (len(core), core.next_extension()) == (0, None)
 
 
 def test_tags_are_forgotten_with_their_deliveries(core):
@@ -152,12 +192,12 @@ def test_what_is_held_is_told_by_consumer_in_the_order_of_arrival(core):
 @pytest.mark.parametrize("begin", ["start", "dispatch", "nothing"])
 def test_copies_settle_alone_what_they_are_sent_of(core, leases, held, begin):
     if begin != "nothing":
-        assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
+        assert core.begin(held, NOW) if begin == "start" else core.begin(held, None)
     assert core.claim(held, NOW)
     assert (held.state, held.lease, leases._taken) == (State.COPYING, None, {})
     assert core.claim(held, NOW) is False
-    assert core.start(held, NOW) is False
-    assert core.dispatch(held) is False
+    assert core.begin(held, NOW) is False
+    assert core.begin(held, None) is False
     assert core.settle(held, Lapse(), NOW) is False
     assert core.beat(NOW + 80) == ([held], []), "it is extended meanwhile"
     assert core.settle(held, Delete(), NOW, copied=True)
@@ -176,13 +216,21 @@ def test_while_copies_are_sent_others_have_the_place_which_is_taken_again_where_
     assert consumer.capacity.mock_calls == [taken, freed[0], taken, freed[1]]
 
 
+def test_a_settlement_is_timed_from_its_decision_and_not_from_when_copies_were_sent(core, held):
+    copied = core.take_in()
+    core.settle(held, Delete(), NOW + 1)
+    core.claim(copied, NOW + 2)
+    core.settle(copied, Delete(), NOW + 3, copied=True)
+    assert (held.settled_at, copied.settled_at) == (NOW + 1, NOW + 2)
+
+
 def test_what_cannot_be_copied_runs_after_all(core, leases, held):
-    core.start(held, NOW)
+    core.begin(held, NOW)
     assert core.disclaim(held) is False
     core.claim(held, NOW)
     assert core.disclaim(held)
     assert (held.state, held.started, held.carrier) == (State.HELD, False, None)
-    assert core.start(held, NOW)
+    assert core.begin(held, NOW)
 
 
 def test_an_extension_by_the_visibility_timeout_is_due_a_heartbeat_interval_before_the_deadline(core, held):
@@ -207,6 +255,19 @@ def test_a_settlement_waits_for_the_extension_and_is_handed_back_however_that_en
     assert (ended.held, ended.waiting) == (False, settlement)
     assert (held.waiting, held.extending, core.postponed) == (None, False, 0)
     assert core.next_extension() is None
+
+
+def test_each_settlement_that_waits_for_an_extension_is_counted_until_that_has_ended(core):
+    for _ in range(2):
+        core.take_in()
+    extensions, counts = core.due(NOW + 80), []
+    for each in extensions:
+        core.settle(each.delivery, Hide(5), NOW + 80)
+        counts.append(core.postponed)
+    for each in extensions:
+        core.answered(each, None, NOW + 80, NOW + 81)
+        counts.append(core.postponed)
+    assert counts == [1, 2, 1, 0]
 
 
 def test_what_deletes_the_message_does_not_wait_for_an_extension(core, held):
@@ -341,7 +402,6 @@ class TestCarryingOut:
             assert ending == return_of(held, settlement, NOW)
             assert core.batches.unfinished == 0
         else:
-            core.batches.flushing = 1
             assert (ending, core.batches.take(NOW).settlements) == (
                 None,
                 [PendingSettlement(held, becomes, NOW)],
@@ -398,6 +458,12 @@ class TestLoop:
 
 class TestRequests:
     """A task asks for its message to stay hidden until some instant."""
+
+    def test_its_lease_passes_a_request_on_to_the_holder(self, core):
+        one = core.run()
+        one.holder = Mock()
+        one.lease.request(NOW + 600)
+        assert one.holder.mock_calls == [call.extend(one, NOW + 600)]
 
     @pytest.mark.parametrize(
         ("interval", "until", "asks_for"),
@@ -474,8 +540,8 @@ class TestLeases:
     @pytest.mark.parametrize(("first", "then"), [("start", "dispatch"), ("dispatch", "start")])
     def test_what_begins_to_run_has_one_from_then_on(self, core, leases, held, first, then):
         begin = {
-            "start": lambda: core.start(held, NOW),
-            "dispatch": lambda: core.dispatch(held),
+            "start": lambda: core.begin(held, NOW),
+            "dispatch": lambda: core.begin(held, None),
         }
         assert held.lease is None
         assert begin[first]()
@@ -487,7 +553,7 @@ class TestLeases:
     @pytest.mark.parametrize("begin", ["start", "dispatch"])
     def test_a_run_that_begins_just_as_its_message_is_lost_learns_it(self, core, leases, held, begin):
         core.beat(NOW + 80, INVALID)
-        assert core.start(held, NOW) if begin == "start" else core.dispatch(held)
+        assert core.begin(held, NOW) if begin == "start" else core.begin(held, None)
         assert held.lease.lost
 
     @pytest.mark.parametrize("table", ["none", "full"])
@@ -525,7 +591,7 @@ class TestLeases:
 
     def test_a_run_without_a_lease_hears_nothing_of_its_inactivity(self, core, leases, held):
         assert core.tell_inactive(held) is False
-        core.start(held, NOW)
+        core.begin(held, NOW)
         assert core.tell_inactive(held)
         assert held.lease.last_sign == INACTIVE
         core.settle(held, Delete(), NOW)
@@ -561,13 +627,13 @@ class TestReceipts:
         core.receive([newer], NOW + 2)
         assert (held.facts.task, held.facts.receive_count) == ("tasks.sub", 4)
 
-    def test_the_attempt_that_celery_has_counted_stays(self, core, held):
-        held.facts = factories.delivery(QUEUE, message_id="m", attempt=1).facts
-        core.receive([delivery(NOW + 1, held.message_key[1], receive_count=2, attempt=2)], NOW + 1)
-        assert held.facts.attempt == 2
+    def test_the_attempt_and_eta_with_which_celery_has_it_stay(self, core, held):
+        held.facts = factories.delivery(QUEUE, message_id="m", attempt=1, eta=60.0).facts
+        core.receive([delivery(NOW + 1, held.message_key[1], receive_count=2, attempt=2, eta=70.0)], NOW + 1)
+        assert (held.facts.attempt, held.facts.eta) == (2, 70.0)
         held.carrier = object()
-        core.receive([delivery(NOW + 2, held.message_key[1], receive_count=3, attempt=3)], NOW + 2)
-        assert (held.facts.attempt, held.facts.receive_count) == (2, 3)
+        core.receive([delivery(NOW + 2, held.message_key[1], receive_count=3, attempt=3, eta=80.0)], NOW + 2)
+        assert (held.facts.attempt, held.facts.eta, held.facts.receive_count) == (2, 70.0, 3)
 
     @pytest.mark.parametrize("error", [None, UNANSWERED, INVALID])
     def test_an_extension_of_the_older_receipt_in_flight_changes_nothing(self, core, error):
@@ -639,3 +705,13 @@ class TestReceipts:
         late = delivery(NOW, one.facts.message_id)
         assert core.receive([late], NOW + TIMEOUT) == [(Arrival.OUTDATED, one)]
         assert (late.held, one.held, one.deadline) == (False, True, NOW + 2 * TIMEOUT)
+
+    def test_a_newer_one_counts_though_its_task_has_hidden_the_message_for_longer(self, core, held):
+        held.deadline = NOW + 5000
+        again = core.come_back(held, NOW + 10)
+        assert (held.handle, held.deadline) == (again.handle, NOW + 10 + TIMEOUT)
+
+    def test_of_two_with_the_same_deadline_the_one_that_arrives_last_counts(self, core, held):
+        late = delivery(NOW, held.facts.message_id)
+        assert core.receive([late], NOW + TIMEOUT) == [(Arrival.HELD, held)]
+        assert held.handle == late.handle

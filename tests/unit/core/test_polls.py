@@ -1,7 +1,5 @@
 """Polls of a queue as decisions: when the next is due, how long it waits, what its end means."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 
@@ -9,6 +7,7 @@ import pytest
 from support.clock import FakeClock
 from support.factories import FilledCapacity, every_queue
 
+from celery_sqs_visibility.core import polls as module
 from celery_sqs_visibility.core.polls import (
     ANSWERED_AT_ONCE_SECONDS,
     HELPER_PAUSE_SECONDS,
@@ -321,6 +320,22 @@ def test_only_where_no_poll_waits_is_a_message_that_is_back_told_to_the_capacity
     assert len(told) == 1
 
 
+def test_polls_whose_thread_is_gone_have_failed(world):
+    for failures in (1, 2):
+        world.next()
+        world.polls.look(world.now, ())
+        assert (world.polls.failures, world.polls.in_flight) == (failures, [])
+        assert world.due() > 0
+    assert world.capacity.reserve("other").messages == 10
+
+
+def test_a_poll_ends_once(world):
+    poll = world.take()
+    world.bring(poll)
+    world.polls.ended(poll, world.now)
+    assert world.due() == 60
+
+
 # Pauses.
 
 
@@ -476,6 +491,36 @@ def test_a_long_poll_that_finds_nothing_begins_the_sleep_though_a_helper_has_fai
     world.fail(helper)
     world.bring(long)
     assert world.due() == 60
+
+
+def test_a_helper_keeps_what_it_asks_for():
+    world, long, helper = helped()
+    asked = long.reservation.messages + helper.reservation.messages
+    world.capacity.prefetch_count = world.capacity.held + asked
+    assert world.capacity.reserve("other") is None
+
+
+@pytest.mark.parametrize("helper", [False, True])
+def test_others_get_what_was_reserved_for_a_poll_when_memory_lacked(helper, monkeypatch):
+    world, others = World(prefetch_count=21 if helper else 1), []
+    if helper:
+        world.bring(world.take(), *batch(10))
+        world.take()
+    add_waiter = world.capacity.add_waiter
+
+    def lack_memory(*added):
+        if not helper:
+            add_waiter(*added)
+        monkeypatch.undo()
+        others.append(world.capacity.wait("other"))
+        assert others[0].reservation is None
+        raise MemoryError
+
+    monkeypatch.setattr(*((module, "Poll") if helper else (world.capacity, "add_waiter")), lack_memory)
+    with pytest.raises(MemoryError):
+        world.take()
+    assert others[0].reservation.since == world.now
+    assert not world.capacity.waiters
 
 
 def test_where_a_helper_is_late_the_long_poll_still_waits():

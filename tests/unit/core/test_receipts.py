@@ -1,7 +1,5 @@
 """Messages that come back to the process that holds them, or is done with them."""
 
-from __future__ import annotations
-
 import itertools
 import os
 
@@ -73,6 +71,23 @@ def test_what_was_finished_is_remembered_while_it_can_come_back_however_many_fol
     finish(core, "another", now)
     assert receive(core, "m0", now)[0] is Arrival.NEW
     assert len(core._past[Past.FINISHED]) == 1
+
+
+def test_what_an_extension_in_flight_hid_after_its_end_is_known_as_finished_when_it_comes_back(core):
+    receive(core, "m")
+    (extension,) = core.take_due(NOW + 80)
+    core.settle(extension.delivery, Delete(), NOW + 110)
+    returns = NOW + 110 + TIMEOUT  # SQS carried out the extension last
+    finish(core, "another", returns)
+    assert receive(core, "m", returns)[0] is Arrival.FINISHED
+
+
+def test_what_was_finished_is_not_forgotten_sooner_because_another_was_hidden_for_long(core):
+    finish(core, "m")
+    _, long = receive(core, "long")
+    long.deadline = NOW + 5000
+    core.settle(long, Delete(), NOW)
+    assert receive(core, "m", NOW + TIMEOUT)[0] is Arrival.FINISHED
 
 
 def test_what_could_not_be_deleted_is_known_as_finished_for_longer(core):
@@ -151,8 +166,8 @@ class ComingBack(RuleBasedStateMachine):
     def run(self, data, how):
         one = self.held[self.pick(data)]
         may = one.state is not State.COPYING
-        begun = self.core.start(one, self.now) if how == "start" else None
-        assert (self.core.dispatch(one) if begun is None else begun) is may
+        begun = self.core.begin(one, self.now) if how == "start" else None
+        assert (self.core.begin(one, None) if begun is None else begun) is may
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

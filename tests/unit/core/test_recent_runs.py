@@ -1,7 +1,5 @@
 """The pace of tasks and their duration, as of lately."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Messages that Celery holds until their ETA or their rate allows them to run leave their slots to others."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import pytest

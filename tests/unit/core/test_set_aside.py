@@ -1,7 +1,5 @@
 """Messages that wait for something else than a slot leave their capacity to others, in bounds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

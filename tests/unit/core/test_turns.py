@@ -1,7 +1,5 @@
 """Turns of a worker's queues: which messages Celery has, which of them take a slot, and what may start."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 

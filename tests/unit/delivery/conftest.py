@@ -1,7 +1,5 @@
 """A consumer with a fake SQS, as most tests of a delivery's way need it."""
 
-from __future__ import annotations
-
 import math
 import threading
 

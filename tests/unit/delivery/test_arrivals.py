@@ -1,7 +1,5 @@
 """What arrives is handed to Celery, parked, refused or given back; none of it costs the others."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.factories import CHANGES, DELETES, TIMEOUT, BusySQS
@@ -208,7 +206,7 @@ def test_a_copy_that_cannot_be_sent_now_is_tried_again_and_nothing_is_deleted_me
     wait_until(lambda: len(factories.requests(world.sqs, "SendMessage")) == 2, SOON, "the copy to be tried")
     assert factories.left(redriven) == 1
     world.clock.advance(5)
-    with world.consumer.holder._pump.lock:
+    with world.pump.lock:
         world.consumer.holder.settler.lane.wake()
         world.consumer.holder.copies.lane.wake()
     events.wait(sent)

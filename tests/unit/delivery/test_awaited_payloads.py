@@ -1,7 +1,5 @@
 """A message whose payload is in S3, from its receive to the removal of both."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -195,7 +193,7 @@ def test_a_large_message_that_goes_on_waiting_as_a_copy_keeps_its_payload(world,
     ("body", "words"),
     [
         (None, f"its payload s3://payloads/{KEY} is gone: deleted, or expired by a lifecycle rule"),
-        (b"\xff", f"its payload s3://payloads/{KEY} is no text"),
+        (b"\xff", f"its payload s3://payloads/{KEY} is not text"),
         (b"x" * (PAYLOAD_BYTES + 1), "its payload is larger than 67,108,864 bytes"),
         ("unreadable", "nobody can read it"),
     ],

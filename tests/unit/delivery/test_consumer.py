@@ -1,7 +1,5 @@
 """A queue is consumed until it is cancelled or the consumer closes; what does not run is given back."""
 
-from __future__ import annotations
-
 import select
 
 import pytest
@@ -94,7 +92,7 @@ def test_a_settlement_that_waits_for_an_extension_survives_the_closing(world, qu
         world.sqs.meanwhile = lambda: None
         world.consumer.end_by(world.clock.monotonic(), world.clock.monotonic())
         world.consumer.close()
-        for thread in list(world.consumer.holder._pump._threads):
+        for thread in list(world.pump._threads):
             thread.join(0.1)  # those that end have ended
 
     world.sqs.meanwhile = close
@@ -108,7 +106,7 @@ def test_what_a_poll_brings_after_the_closing_is_given_back_and_leaves_no_thread
     world.consumer.close()
     world.come_back(queue)
     events.wait(Released, 2)
-    settlers = world.consumer.holder._pump._threads
+    settlers = world.pump._threads
     for thread in list(settlers):
         thread.join(SOON)
     assert settlers == set()

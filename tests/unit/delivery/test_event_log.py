@@ -1,7 +1,5 @@
 """The log tells of every delivery's event: a constant sentence, and the facts as fields."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import fields
 

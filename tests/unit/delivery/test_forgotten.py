@@ -1,7 +1,5 @@
 """A worker that has none but messages of which nothing here knows is seen; no other is."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from weakref import ref
@@ -11,7 +9,7 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.core.settlements import Hold
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
-from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS, GARBAGE_LOOKS
+from celery_sqs_visibility.delivery.watches import ENOUGH_CHECKS, GARBAGE_CHECKS
 from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.policy.health import (
     FORGOTTEN_SECONDS,
@@ -75,7 +73,7 @@ def test_a_message_whose_request_is_gone_is_given_back(world, queue, superseded,
     look(world, 2)
     assert world.held() == 1
     del request
-    look(world, (ENOUGH_LOOKS - 1) * CHECK_INTERVAL_SECONDS)
+    look(world, (ENOUGH_CHECKS - 1) * CHECK_INTERVAL_SECONDS)
     assert world.held() == 1
     look(world, CHECK_INTERVAL_SECONDS)
     assert world.held() == 0
@@ -91,9 +89,9 @@ def test_so_is_one_whose_run_is_left_in_a_cycle_by_a_thread_that_died(world, que
     gc.disable()
     try:
         del request
-        look(world, (GARBAGE_LOOKS - 1) * CHECK_INTERVAL_SECONDS)
+        look(world, (GARBAGE_CHECKS - 1) * CHECK_INTERVAL_SECONDS)
         assert world.held() == 1
-        look(world, (ENOUGH_LOOKS + 2) * CHECK_INTERVAL_SECONDS)
+        look(world, (ENOUGH_CHECKS + 2) * CHECK_INTERVAL_SECONDS)
         assert world.held() == 0
     finally:
         gc.enable()

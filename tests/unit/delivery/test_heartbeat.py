@@ -1,7 +1,5 @@
 """What is held stays hidden: up to the horizon, in full batches, and honestly told when it is lost."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 
@@ -43,7 +41,7 @@ class World:
         self.sqs = factories.BusySQS(self.clock)
         self.core = Held(every_queue(visibility_timeout, interval), visibility_timeout)
         self.resumed = []
-        self.heartbeat = Heartbeat(self.core, self.clock, self.resume, Pump(self.clock))
+        self.heartbeat = Heartbeat(self.core, self.resume, Pump(self.clock))
 
     def resume(self, *what):
         self.resumed.append(what)
@@ -227,7 +225,7 @@ def test_of_what_ends_while_it_is_extended_a_deletion_hides_all_and_no_run_is_en
     world, queue, events, ending, settlement, told
 ):
     (one,) = world.hold(queue)
-    world.core.start(one, world.clock.monotonic())
+    world.core.begin(one, world.clock.monotonic())
     settled, ended = [], []
     one.on_lost = ended.append
     if ending == "refused":

@@ -1,7 +1,5 @@
 """What is held is settled once, with its newest handle, and expected back when it is visible again."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 
@@ -17,15 +15,18 @@ from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.held import MARGIN_SECONDS, Arrival, Past
 from celery_sqs_visibility.core.settlements import Delete, Hide, Hold, Lapse, Why
 from celery_sqs_visibility.core.turns import Turns
+from celery_sqs_visibility.delivery import holder
 from celery_sqs_visibility.delivery.holder import REAPPEARS_AFTER_SECONDS
 from celery_sqs_visibility.errors import AccessDeniedError, ReceiptHandleInvalidError, RequestRefusedError
 from celery_sqs_visibility.events import (
     DeadLettered,
     Deleted,
+    DeliveryEnded,
     FinishedBefore,
     Hidden,
     Lost,
     Released,
+    SettlementEnded,
     Started,
     Superseded,
     subscribe,
@@ -58,6 +59,33 @@ def test_what_will_be_visible_comes_back_although_the_queue_sleeps(
     receiver = world.consumer._receivers.get("q")
     receiver.expect("to have it look at the clock again", world.clock.monotonic() - 1)
     assert world.buffer.wait(SOON)
+
+
+ENDS = [(Delete(), "discarded"), (Hide(5), "retried"), (Lapse(), "retried"), (factories.renewal(), "delayed")]
+
+
+@pytest.mark.parametrize(("settlement", "outcome"), ENDS)
+def test_an_end_and_its_settlement_are_measured_where_somebody_listens(
+    world, queue, events, settlement, outcome
+):
+    (one,) = world.deliveries(queue, "a")
+    ends = [subscribe(events, kind) for kind in (DeliveryEnded, SettlementEnded)]
+    one.settle(settlement)
+    (told,) = events.wait(DeliveryEnded)
+    assert (told.delivery, told.outcome) == (one.facts, outcome)
+    assert [each.delivery for each in events.wait(SettlementEnded)] == [one.facts]
+    for end in ends:
+        end()
+
+
+@pytest.mark.parametrize(("settlement", "outcome"), ENDS)
+def test_where_nobody_listens_no_end_is_made(world, queue, monkeypatch, settlement, outcome):
+    (one,) = world.deliveries(queue, "a")
+    for made in ("end_of", "settlement_end_of"):
+        monkeypatch.setattr(holder, made, lambda *_: pytest.fail(f"of what is {outcome}"))
+    one.settle(settlement)
+    wait_until(lambda: one.state is State.SETTLED, SOON, "it to be settled")
+    assert world.consumer.holder.settler.flush(SOON)
 
 
 def test_what_a_freed_slot_wakes_keeps_no_settlement_from_being_sent(world, queue, events, monkeypatch):
@@ -535,3 +563,14 @@ def test_what_lapsed_before_it_arrived_takes_the_place_of_what_had_lapsed_before
     world.clock.advance(TIMEOUT + 1)
     assert world.consumer.holder.receive([newest]) == [(Arrival.HELD, one)]
     assert (one.handle, one.lost) == (newest.handle, False)
+
+
+@pytest.mark.parametrize("act", ["start", "dispatch"])
+def test_a_run_that_does_not_begin_takes_no_lease(make, leases, act):
+    world = make()
+    world.consumer.holder.give_leases(leases)
+    one, lost = world.deliveries(world.queue(), "a", "b")
+    assert getattr(one, act)()
+    lost.settle(Delete())
+    assert (getattr(lost, act)(), lost.lease) == (False, None)
+    assert list(leases._taken) == [one.lease.key]

@@ -1,7 +1,5 @@
 """A pump without threads: its caller makes the requests, and a late answer decides nothing."""
 
-from __future__ import annotations
-
 import math
 import threading
 

@@ -1,7 +1,5 @@
 """Memory lacks at any one call from a message's receive to its settlement: it runs, or comes back."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from weakref import ref
@@ -15,7 +13,7 @@ from celery_sqs_visibility.core.capacity import Waiter
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.inline import InlinePump
 from celery_sqs_visibility.delivery.supervisor import CHECK_INTERVAL_SECONDS
-from celery_sqs_visibility.delivery.watches import ENOUGH_LOOKS
+from celery_sqs_visibility.delivery.watches import ENOUGH_CHECKS
 
 #: More calls than there are; the last worlds lack nothing.
 MOST_CALLS = 1_000
@@ -132,7 +130,7 @@ def test_a_message_runs_or_comes_back_wherever_memory_lacks(make, how):
             break
         places.append(lack.at)
         if alive:
-            look(world, ENOUGH_LOOKS + 2)
+            look(world, ENOUGH_CHECKS + 2)
             assert world.consumer.holder.copies.flush(SOON), lack.at
             assert not world.consumer.held(), f"held for ever, since memory lacked at {lack.at}"
             assert may_receive(world), f"no place for another message, since memory lacked at {lack.at}"
@@ -175,4 +173,4 @@ def test_a_poll_whose_answer_could_not_be_counted_is_over(world, queue, monkeypa
     world.consume(queue)
     wait_until(lambda: "unexpected error in a thread that polls 'q'" in caplog.text, SOON, "the error")
     assert not world.consumer._receivers.get("q").in_flight
-    assert world.consumer.capacity._asked.messages.total() == 0
+    assert world.consumer.capacity._asked.counts.messages == {}

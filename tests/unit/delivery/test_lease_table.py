@@ -1,7 +1,5 @@
 """The table in which running tasks see their leases: rows, requests, and what a forked child sees."""
 
-from __future__ import annotations
-
 import os
 import select
 import sys

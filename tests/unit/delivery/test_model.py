@@ -1,7 +1,5 @@
 """The model of what holds messages, tried by hypothesis, and in many worlds of chance."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import settings
 from support.models.held_requests import CONCLUDED

@@ -1,7 +1,5 @@
 """The model of copies, in worlds of chance."""
 
-from __future__ import annotations
-
 import pytest
 from support.models.copies import Copies
 from support.models.copying_worker import DENIED

@@ -3,8 +3,6 @@
 docs/fidelity.md has the open answers; the fake has a switch for each.
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

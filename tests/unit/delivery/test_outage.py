@@ -1,13 +1,11 @@
 """An outage is logged when it begins and when it is over, not at every attempt."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
 from support.clock import FakeClock
 
-from celery_sqs_visibility.delivery.outage import STEADY_SECONDS, Outage
+from celery_sqs_visibility.delivery.outage import STEADY_SECONDS, Outage, Outages
 from celery_sqs_visibility.errors import ThrottledError, UnavailableError
 
 SLOW = ThrottledError("slow")
@@ -66,3 +64,35 @@ def test_a_request_made_before_the_outage_began_does_not_end_it(outage, caplog, 
     assert len(caplog.messages) == 1
     outage.success(clock.monotonic())
     assert caplog.messages[-1] == "can knit again after 1 s (queue=q failures=2)"
+
+
+def test_threads_that_fail_together_log_one_line_and_one_tells_of_the_end(outage, caplog, clock):
+    """Each is interrupted by the other where it has read the time."""
+
+    class Interrupting(FakeClock):
+        def monotonic(self):
+            if others:
+                others.pop()()
+            return clock.monotonic()
+
+    outage._clock = Interrupting()
+    others = [lambda: outage.failure(SLOW)]
+    outage.failure(SLOW)
+    assert caplog.messages == ["cannot knit: slow; trying again (queue=q)"]
+    others = [lambda: outage.success(clock.monotonic())]
+    outage.success(clock.monotonic())
+    assert caplog.messages[1:] == ["can knit again after 0 s (queue=q failures=2)"]
+
+
+def test_outages_are_told_apart_by_queue_and_action_and_end_where_a_part_worked(caplog, clock):
+    outages = Outages(logging.getLogger("test"), clock)
+    now = clock.monotonic()
+    for action, queue in (("knit", "a"), ("purl", "a"), ("knit", "b")):
+        outages.note(action, queue, None, now)
+        assert outages.error(action, queue) is None
+        outages.note(action, queue, SLOW, now)
+        assert outages.error(action, queue) is SLOW
+    outages.note("knit", "a", None, now, worked=False)
+    outages.note("knit", "a", None, now)
+    assert [outages.error("knit", "a"), outages.error("purl", "a")] == [None, SLOW]
+    assert len(caplog.messages) == 4

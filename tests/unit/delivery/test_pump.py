@@ -1,7 +1,5 @@
 """As many threads as there is work for; one that died or hangs is replaced, and its batch is concluded."""
 
-from __future__ import annotations
-
 import random
 import threading
 

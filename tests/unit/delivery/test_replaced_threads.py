@@ -1,7 +1,5 @@
 """A batch of the heartbeat's or the settler's whose thread died or hangs is taken over by another, once."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 
@@ -62,11 +60,10 @@ class World:
         self.sqs = Stubborn(self.clock, *how)
         self.queue = factories.queue(self.sqs)
         self.core = Held(every_queue(TIMEOUT, 40.0), TIMEOUT)
-        self.heartbeat = Heartbeat(self.core, self.clock, lambda *_: None, Pump(self.clock))
+        self.heartbeat = Heartbeat(self.core, lambda *_: None, Pump(self.clock))
         self.settled = []
         self.settler = Settler(
             self.core.batches,
-            self.clock,
             lambda ended, _now: self.settled.extend(one.delivery for one, _ in ended),
             CopyPermissions(self.clock),
             Pump(self.clock),

@@ -1,7 +1,5 @@
 """What runs is warned before its 12 hours end, and ended when it shows no life."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.factories import TIMEOUT, every_queue
@@ -49,7 +47,7 @@ def receive(core):
         one = factories.delivery(QUEUE, handle=handle, now=now, message_id=message_id or handle)
         core.receive([one], now)
         if runs:
-            core.start(one, now)
+            core.begin(one, now)
         return one
 
     return receive

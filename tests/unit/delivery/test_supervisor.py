@@ -1,7 +1,5 @@
 """Every part of a consumer is checked; a bug in one check harms no other."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -35,7 +33,7 @@ def make(clock, monkeypatch):
 
     def make(*supervised):
         monkeypatch.setattr(pump_module, "start_thread", lambda *_: threading.current_thread())
-        made = Supervisor(lambda: supervised, clock, Pump(clock))
+        made = Supervisor(lambda: supervised, Pump(clock))
         made.start()
         return made
 
@@ -87,7 +85,7 @@ def test_it_knows_so_before_its_thread_goes_on(clock, make):
 
 
 def test_where_there_is_no_thread_the_start_fails_and_can_be_tried_again(clock, monkeypatch):
-    supervisor = Supervisor(list, clock, Pump(clock))
+    supervisor = Supervisor(list, Pump(clock))
     with monkeypatch.context() as without:
         without.setattr(pump_module, "start_thread", lambda *_: None)
         with pytest.raises(RuntimeError, match="cannot start a thread that looks after the others"):
@@ -98,7 +96,7 @@ def test_where_there_is_no_thread_the_start_fails_and_can_be_tried_again(clock, 
 
 
 def test_it_is_late_once_a_check_is_due_that_does_not_come(clock, make):
-    supervisor = Supervisor(list, clock, Pump(clock))
+    supervisor = Supervisor(list, Pump(clock))
     assert supervisor.late(clock.monotonic() + 60) == 0  # it was not started
     supervisor = make()
     assert supervisor.late(clock.monotonic() + CHECK_INTERVAL_SECONDS) == 0

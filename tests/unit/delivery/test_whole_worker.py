@@ -3,8 +3,6 @@
 `make model` tries many more.
 """
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands in this process, on an app whose SQS is in memory."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

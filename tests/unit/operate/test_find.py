@@ -1,17 +1,13 @@
 """`celery -A proj sqs find`: where a task is, by what the sources say."""
 
-from __future__ import annotations
-
 import json
-from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 from support.app import close_app, make_app
+from support.commands import invoke
 
 from celery_sqs_visibility.errors import CommandNotSentError
-from celery_sqs_visibility.operate import find as module
-from celery_sqs_visibility.operate.commands import sqs as group
+from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.find import Found, verdict
 
 NOW = 1_000.0
@@ -151,7 +147,7 @@ def app():
 
 
 def run(app, *args):
-    return CliRunner().invoke(group, ["find", *args], obj=SimpleNamespace(app=app))
+    return invoke(app, "find", *args)
 
 
 def test_sources_that_are_missing_are_named(app):
@@ -165,8 +161,8 @@ def test_sources_that_do_not_answer_are_named(app, monkeypatch):
     def ask(*_args, **_arguments):
         raise CommandNotSentError("SQS is away")
 
-    monkeypatch.setattr(module, "is_controlled", lambda _: True)
-    monkeypatch.setattr(module, "ask", ask)
+    monkeypatch.setattr(invocation, "is_controlled", lambda _: True)
+    monkeypatch.setattr(invocation, "ask", ask)
     app.conf.result_backend = "file:///nowhere-at-all"
     result = run(app, "id", "--json")
     unknown = json.loads(result.stdout)["unknown"]

@@ -1,7 +1,5 @@
 """`celery -A proj sqs held`."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.operate.held import lease_left, rows_of, state_text, summary
@@ -68,6 +66,8 @@ def test_without_anything_held_it_says_who_was_asked():
         ({"state": "held"}, "waits"),
         ({"state": "dispatched"}, "waits"),
         ({"state": "held", "waits_for": "payload"}, "waits for its payload"),
+        ({"state": "held", "waits_for": "resume"}, "waits: its task is paused"),
+        ({"state": "held", "waits_for": "brake 'bank'"}, "waits for its brake 'bank'"),
     ],
 )
 def test_states_are_words(changes, text):

@@ -1,7 +1,5 @@
 """The server answers what routes say, keeps nobody waiting for others, and no forked child keeps its port."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

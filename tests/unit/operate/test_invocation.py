@@ -1,7 +1,5 @@
 """What commands share."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

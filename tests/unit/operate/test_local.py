@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 from celery_sqs_visibility.operate.local import ENVIRONMENT, _show

@@ -1,7 +1,5 @@
 """Answers of workers to `pause` and `resume`, as the commands tell them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -97,8 +95,8 @@ def test_a_task_is_paused_without_a_tag_and_says_what_that_costs(told, sqs):
     done = told(sqs, pause, answers, "--task", "t", "--for", "10m")
     assert done.stdout == (
         "w@h: paused for 10m; 2 running\n"
-        "Its messages come back every 60 s to be looked at: 1,000 that wait cost USD 0.17 to 1.73 a day. "
-        "No look is an attempt.\n"
+        "Its messages come back every 60 s to be checked: 1,000 of them cost USD 0.17 to 1.73 a day. "
+        "Checks are not attempts.\n"
         "Workers that start from now on are not paused.\n"
     )
     assert (told.command, told.arguments) == ("sqs_pause_task", {"task": "t", "seconds": 600.0})

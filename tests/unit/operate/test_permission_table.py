@@ -1,7 +1,5 @@
 """The table of permissions, its policy documents, and docs/permissions.md, which has it for people."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

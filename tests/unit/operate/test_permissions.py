@@ -1,7 +1,5 @@
 """The ARNs of an app, from what SQS tells and what the options name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -13,7 +11,8 @@ from support.clock import FakeClock
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.errors import AccessDeniedError
-from celery_sqs_visibility.operate.permissions import AppResources, names_of, permissions
+from celery_sqs_visibility.operate.app_queues import queue_names
+from celery_sqs_visibility.operate.permissions import AppResources, permissions
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.provisioning import plan_queues
 from celery_sqs_visibility.transport.broker_context import BrokerContext
@@ -56,7 +55,7 @@ def resources(
     )
     plans = plan_queues(queues, parsed, {}) if planned else None
     found = AppResources(app, broker, create=create, plans=plans)
-    found.add(names_of(app, broker, []))
+    found.add(queue_names(app, broker.options))
     app.close()
     assert not (planned and sqs.calls)
     return found

@@ -1,12 +1,17 @@
-from __future__ import annotations
-
 import pytest
 from support.clock import FakeClock
 from support.factories import sqs_queue
 from support.fake_cloudwatch import FakeCloudWatch
 
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
-from celery_sqs_visibility.operate.queue_metrics import DAY_SECONDS, OLDEST, TRAFFIC, QueueMetrics
+from celery_sqs_visibility.operate.queue_metrics import (
+    AGE,
+    DAY_SECONDS,
+    OLDEST,
+    REQUESTS_OF_A_DAY,
+    TRAFFIC,
+    QueueMetrics,
+)
 
 
 def measure(cloudwatch):
@@ -21,8 +26,8 @@ def test_the_age_is_the_newest_value_and_the_traffic_a_sum():
     }
     cloudwatch = FakeCloudWatch(values)
     queues = [sqs_queue("q"), sqs_queue("silent")]
-    assert measure(cloudwatch).oldest_ages(queues).figures == {"q": 7.0}
-    assert measure(cloudwatch).requests_of_a_day(queues).figures == {"q": 17.0}
+    assert measure(cloudwatch).measure(AGE, queues).figures == {"q": 7.0}
+    assert measure(cloudwatch).measure(REQUESTS_OF_A_DAY, queues).figures == {"q": 17.0}
     _, span = cloudwatch.spans
     assert span.end - span.start == DAY_SECONDS
 
@@ -36,6 +41,6 @@ def test_the_age_is_the_newest_value_and_the_traffic_a_sum():
     ],
 )
 def test_without_an_answer_there_is_a_reason(cloudwatch, sentence):
-    measured = measure(cloudwatch).oldest_ages([sqs_queue()])
+    measured = measure(cloudwatch).measure(AGE, [sqs_queue()])
     assert measured.figures == {}
     assert sentence in str(measured.error)

@@ -1,7 +1,5 @@
 """What happened to a task, of workers' answers and of JSON logs."""
 
-from __future__ import annotations
-
 import json
 
 from celery_sqs_visibility.operate.task_history import event_text, merged, of_answers, of_lines
@@ -51,5 +49,7 @@ def test_an_event_of_which_worker_and_log_tell_is_told_once_and_all_are_in_order
 def test_an_event_is_a_line_for_people():
     event = {**STARTED, "at": 1795917605.5, "message": "message hidden", "seconds": 90.0}
     assert event_text(event) == "2026-11-29T02:00:05Z  w1@host  message hidden, attempt 1, for 1m30s"
+    copied = {**event, "message": "message goes on waiting as a copy", "cause": "brake"}
+    assert event_text(copied).endswith("waits as a copy, attempt 1, for 1m30s, cause brake")
     failed = {"at": 1795917605.5, "message": "task failed", "error": "Oops()"}
     assert event_text(failed) == "2026-11-29T02:00:05Z  -  task failed: Oops()"

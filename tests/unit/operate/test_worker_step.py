@@ -1,7 +1,5 @@
 """What watches a worker starts before it connects, once; the worker goes on without what it cannot have."""
 
-from __future__ import annotations
-
 import socket
 from types import SimpleNamespace
 

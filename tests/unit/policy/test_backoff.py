@@ -1,7 +1,5 @@
 """How long SQS is left alone after an error."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

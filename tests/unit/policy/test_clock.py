@@ -1,7 +1,5 @@
 """Deadlines count the time in which the machine sleeps, as SQS does."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Names of control queues, and uses of exchanges."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -70,7 +70,7 @@ def test_a_delay_is_one_of_sqs_and_leaves_time_for_a_worker_that_sleeps(wait, sl
     ("wait", "fifo", "retention", "words"),
     [
         (13 * DAY, True, None, None),
-        (14 * DAY, True, None, "for 1,209,600 s at the most, and a copy would lose its place"),
+        (14 * DAY, True, None, "for 1,209,600 s at most, and a copy would lose its place"),
         (3600, True, 3600, "for 3,600 s, and a copy would lose its place"),
         (3599, True, 3600, None),
         (1000 * DAY, False, None, None),
@@ -100,10 +100,10 @@ def test_a_delay_that_outlasts_the_retention_is_refused(delay, refused):
         (5, 5, ""),
         ("0", 0, ""),
         (DELAY_SECONDS, DELAY_SECONDS, ""),
-        (DELAY_SECONDS + 1, DELAY_SECONDS, "SQS takes 900 at the most"),
-        (-1, None, "no number of seconds"),
-        ("soon", None, "no number of seconds"),
-        (float("inf"), None, "no number of seconds"),
+        (DELAY_SECONDS + 1, DELAY_SECONDS, "SQS takes at most 900"),
+        (-1, None, "not a number of seconds"),
+        ("soon", None, "not a number of seconds"),
+        (float("inf"), None, "not a number of seconds"),
     ],
 )
 def test_a_delay_is_clamped_with_a_reason(given, kept, said):

@@ -1,7 +1,5 @@
 """Which task takes an event: the longest pattern that fits, and never two."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

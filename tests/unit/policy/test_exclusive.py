@@ -1,7 +1,5 @@
 """Where keys are kept, what they are called, and how long a message waits for one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

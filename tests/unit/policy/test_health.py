@@ -1,7 +1,5 @@
 """A worker lives while each part does what is due, and is ready while nothing keeps messages from it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -12,6 +10,7 @@ from celery_sqs_visibility.policy.health import (
     HANDOVER_LATE_SECONDS,
     LATE_SECONDS,
     POLL_LATE_SECONDS,
+    BrakeFacts,
     DutyFacts,
     PollingFacts,
     WaitingFacts,
@@ -25,7 +24,7 @@ WELL = WorkerFacts(
     WorkerPhase.RUNNING, processes=2, polls=(PollingFacts("orders"),), duties=(DutyFacts("extends messages"),)
 )
 STUCK = {
-    "Celery's main thread has not come round its event loop for 31 s": {"loop": LATE_SECONDS + 1},
+    "Celery's event loop has been blocked for 31 s": {"loop": LATE_SECONDS + 1},
     "no process of the pool is alive": {"processes": 0},
     "tasks have been waiting for the pool for 61 s, and it runs none": {
         "handover": HANDOVER_LATE_SECONDS + 1
@@ -51,6 +50,15 @@ facts = st.builds(
     st.lists(st.builds(PollingFacts, st.text(), seconds, st.booleans(), st.text(), st.booleans())).map(tuple),
     st.lists(st.builds(DutyFacts, st.text(), seconds)).map(tuple),
 )
+
+
+def test_a_brake_is_a_note_and_no_trouble():
+    brakes = (BrakeFacts("bank", "on", 12.4, 3, 20), BrakeFacts("mail", "easing", 12.0, 3, 1))
+    verdict = readiness(dataclasses.replace(WELL, brakes=brakes))
+    note = "brake 'bank' has been on for 12 s, and 20 messages wait"
+    assert (verdict.ok, verdict.reason) == (True, f"ready: consumes 1 queue; {note}")
+    one = dataclasses.replace(WELL, brakes=(BrakeFacts("bank", "on", 1.0, 0, 1),))
+    assert readiness(one).reason.endswith("on for 1 s, and 1 message waits")
 
 
 @pytest.mark.parametrize(("wanted", "ok"), [(None, False), (2, False), (0, True)])

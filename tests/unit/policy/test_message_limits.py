@@ -1,7 +1,5 @@
 """Characters, sizes, ids and JSON of a message."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Values of single options."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.errors import OptionError

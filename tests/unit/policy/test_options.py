@@ -1,7 +1,5 @@
 """Transport options: each is checked, and all errors are told at once."""
 
-from __future__ import annotations
-
 import re
 import sys
 from dataclasses import FrozenInstanceError, fields

@@ -1,7 +1,5 @@
 """What the bytes of a message cause is its fault; all else passes."""
 
-from __future__ import annotations
-
 import bz2
 import json
 import sys

@@ -1,7 +1,5 @@
 """Pointers as Amazon's extended clients write them, and as somebody with other plans might."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -104,5 +102,5 @@ def test_what_was_written_under_the_prefix_or_a_longer_one_is_read(prefix, more)
     ids=lambda body: body[:50],
 )
 def test_a_body_that_is_no_pointer_though_its_attribute_says_so_is_unreadable(body):
-    with pytest.raises(UnreadableError, match="ExtendedPayloadSize, and its body is no pointer"):
+    with pytest.raises(UnreadableError, match="ExtendedPayloadSize, and its body is not a pointer"):
         pointer_in(body, size_attribute(1), ReadablePayloads("b"))

@@ -1,7 +1,5 @@
 """The option `predefined_queues`: kombu's keys and SQS's, each checked, and no secret shown."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How many messages to hold, and to ask for: a busy queue at its pace, idle queues in rotation."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

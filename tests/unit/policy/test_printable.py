@@ -1,7 +1,5 @@
 """No text of somebody else's gives a terminal orders, or has a line look like another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

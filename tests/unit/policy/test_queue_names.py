@@ -1,7 +1,5 @@
 """Names of queues and ARNs."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Turns of queues: strict is strict, weights are shares, and none that waits is passed over for long."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

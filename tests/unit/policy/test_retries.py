@@ -1,7 +1,5 @@
 """Whether a message comes back, how often, and after how long."""
 
-from __future__ import annotations
-
 import math
 import sys
 from datetime import timedelta

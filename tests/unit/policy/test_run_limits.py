@@ -1,7 +1,5 @@
 """Limits of a run: SQS's 12 hours, and inactivity."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The types that users' type checkers read have the names of the options and settings that there are."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints
 

@@ -1,7 +1,5 @@
 """Refusals of names that are no option, with what to do instead."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A function runs tasks as a worker does, and reports what Lambda must not delete."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging
@@ -13,6 +11,7 @@ import pytest
 from celery.exceptions import ImproperlyConfigured
 from support import factories
 from support.aws_events import s3_notification, s3_record
+from support.badmessages import encoded, envelope
 from support.factories import EVERYTHING
 from support.lambda_function import CHANGES, ENDS_OF_PROCESSES, Invocation, note
 
@@ -103,6 +102,10 @@ def test_events_run_tasks(world):
         ),
         (json.dumps({"properties": {}}), "its headers name no task"),
         (
+            encoded(envelope([], headers={"task": "note", "compression": "zlib"})),
+            "its content cannot be decoded",
+        ),
+        (
             task_message("note").replace("application/json", "application/x-python-serialize"),
             "its task is invalid: ",
         ),
@@ -113,6 +116,7 @@ def test_a_bad_message_is_a_dead_letter(world, body, reason):
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     (letter,) = world.letters()
     assert letter.startswith(reason)
+    assert world.ran == []
 
 
 def test_no_records_are_no_failures(world):

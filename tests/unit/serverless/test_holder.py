@@ -1,7 +1,5 @@
 """What a function hides, gives back and copies, in the time that is left of its invocation."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -34,17 +32,25 @@ def test_a_run_may_have_its_message_hidden_for_longer(world):
 
 
 @pytest.mark.parametrize(
-    ("refused", "raised"),
+    ("refused", "raised", "state"),
     [
-        (AccessDeniedError("no right"), "TimeoutError: SQS has not confirmed .* for 10[01] s: no right"),
-        (ReceiptHandleInvalidError("expired"), "VisibilityLostError: the message's visibility has lapsed"),
+        (
+            AccessDeniedError("no right"),
+            "TimeoutError: SQS has not confirmed .* for 10[01] s: no right",
+            "RETRY",
+        ),
+        (
+            ReceiptHandleInvalidError("expired"),
+            "VisibilityLostError: the message's visibility has lapsed",
+            "PENDING",  # another run may store the task's state
+        ),
     ],
 )
-def test_a_run_is_told_where_its_message_cannot_be_hidden_for_longer(world, caplog, refused, raised):
+def test_a_run_is_told_where_its_message_cannot_be_hidden_for_longer(world, caplog, refused, raised, state):
     world.send("extend")
     world.sqs.fail_next(CHANGES, refused)
     assert world.invoke() == ["extend"]
-    assert world.state("extend") == "RETRY"
+    assert world.state("extend") == state
     assert re.search(raised, caplog.text)
 
 
@@ -169,13 +175,16 @@ def test_an_event_for_which_time_is_too_short_is_given_back(world):
 
 def test_an_outage_of_sends_ends_in_time_and_repeats_a_batch_at_the_most(world, monkeypatch):
     keys, handler = put_event(world, 30), world.handler()
-    for _ in range(100):
-        world.sqs.fail_next("SendMessageBatch", ThrottledError("slow down"))
+
+    def refuse(*_args, **_options):
+        raise ThrottledError("slow down")
+
     began = world.clock.monotonic()
     event = world.event()
-    assert len(handler(event, Invocation(10))["batchItemFailures"]) == 1
+    with monkeypatch.context() as outage:
+        outage.setattr(world.sqs, "send_batch", refuse)
+        assert len(handler(event, Invocation(10))["batchItemFailures"]) == 1
     assert world.clock.monotonic() - began <= 9
-    world.sqs._failures.clear()
     world.clock.advance(200)
     event = world.event()
     assert handler(event, Invocation(10)) == {"batchItemFailures": []}

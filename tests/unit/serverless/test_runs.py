@@ -1,7 +1,5 @@
 """Runs in a function: failures, older publishers, and exclusive tasks, whose keys no thread renews."""
 
-from __future__ import annotations
-
 import base64
 import json
 import threading
@@ -242,10 +240,3 @@ def test_messages_of_older_publishers_run(world, message):
     factories.send(world.queue, encoded(message))
     assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
     assert [key for key, *_ in world.ran] == ["a"]
-
-
-def test_a_body_that_is_not_compressed_as_it_says_is_a_dead_letter(world):
-    factories.send(world.queue, encoded(envelope([], headers={"task": "note", "compression": "zlib"})))
-    assert world.handler()(world.event(), Invocation(60)) == {"batchItemFailures": []}
-    assert len(world.letters()) == 1
-    assert world.ran == []

@@ -1,7 +1,5 @@
 """What only the store in DynamoDB does; tests/conformance has the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings

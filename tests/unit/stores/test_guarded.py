@@ -1,7 +1,5 @@
 """A guarded store passes requests on, and refuses them after one that was not answered."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

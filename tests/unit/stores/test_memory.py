@@ -1,7 +1,5 @@
 """What only the store in memory does; tests/conformance has the rest."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.stores.memory import MemoryStore
 
 

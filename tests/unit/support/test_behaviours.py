@@ -1,7 +1,5 @@
 """The language of behaviours, the comparison of answers, the recorder and the replays."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

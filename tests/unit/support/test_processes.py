@@ -1,7 +1,5 @@
 """Workers are real processes that can be frozen and killed, and none is left behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The proxy does to calls what the tests of the package will believe it did."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 

@@ -1,7 +1,5 @@
 """The table of `make servers`, and the marker by which tests name what they rely on."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

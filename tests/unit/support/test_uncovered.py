@@ -1,7 +1,5 @@
 """The list of code that no test runs, and what its reasons are about."""
 
-from __future__ import annotations
-
 from support import uncovered
 
 

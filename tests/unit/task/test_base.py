@@ -1,7 +1,5 @@
 """A task's settings, its methods as classes and annotations give them, and its calls without SQS."""
 
-from __future__ import annotations
-
 import inspect
 import types
 from unittest import mock

@@ -1,7 +1,5 @@
 """The end of a chord's member: SIGTERM waits for it in a pool's process, and it is counted once."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import uuid

@@ -1,9 +1,6 @@
 """A run of an exclusive task, in the pool's child: whether it takes place, and what it leaves."""
 
-from __future__ import annotations
-
 import math
-import os
 import pickle
 import uuid
 from contextlib import suppress
@@ -12,12 +9,10 @@ from types import SimpleNamespace
 import pytest
 from celery import Celery, states
 from celery.exceptions import ImproperlyConfigured
-from support.clock import FakeClock
 from support.factories import trace
 
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask
 from celery_sqs_visibility.delivery import lease_table
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.errors import ExclusiveKeyError, StoreError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.exclusive import CHECKPOINT_BYTES, TTL_SECONDS
@@ -37,11 +32,6 @@ def nothing(*args, **kwargs):
 
 
 @pytest.fixture
-def clock():
-    return FakeClock()
-
-
-@pytest.fixture
 def store(monkeypatch, clock):
     store = MemoryStore(clock)
     context = SimpleNamespace(options=Options.parse({}), coordination_store=store)
@@ -50,12 +40,9 @@ def store(monkeypatch, clock):
 
 
 @pytest.fixture
-def lease(monkeypatch):
-    table = LeaseTable()
-    monkeypatch.setattr(lease_table, "_lease_table", table)
-    yield table.take(SYSTEM_CLOCK.monotonic() + 30, lambda _until: None)
-    for end in table._pipe:
-        os.close(end)
+def lease(monkeypatch, leases):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    return leases.take(SYSTEM_CLOCK.monotonic() + 30, lambda _until: None)
 
 
 @pytest.fixture
@@ -275,27 +262,29 @@ def test_a_run_that_lost_its_key_saves_and_finishes_nothing(make, store, clock, 
     assert "was lost before its run succeeded" in caplog.text
 
 
-def lose_records(store):
-    store._records.clear()  # as a Redis that restarts without persistence
+@pytest.fixture
+def lose_records(store, clock):
+    """Have the store restart, as a Redis without persistence."""
+    return lambda: MemoryStore.__init__(store, clock)
 
 
-def test_a_run_whose_record_the_store_has_lost_saves_and_finishes(make, store):
+def test_a_run_whose_record_the_store_has_lost_saves_and_finishes(make, store, lose_records):
     def body(self):
-        lose_records(store)
+        lose_records()
         self.visibility.checkpoint("half")
         assert self.visibility.last_checkpoint == "half"
         other = store.acquire(KEY, "other", 1)
         assert other.owner == "run"
         assert 28 < other.seconds <= 30, "as long as its message is hidden"
-        lose_records(store)
+        lose_records()
 
     make(body).run()
     assert store.acquire(KEY, "other", 1) == Processed()
 
 
-def test_what_a_run_saves_after_the_store_has_lost_its_record_is_the_next_attempts(make, store):
+def test_what_a_run_saves_after_the_store_has_lost_its_record_is_the_next_attempts(make, store, lose_records):
     def body(self):
-        lose_records(store)
+        lose_records()
         self.visibility.checkpoint("half")
         raise ValueError
 
@@ -303,9 +292,9 @@ def test_what_a_run_saves_after_the_store_has_lost_its_record_is_the_next_attemp
     assert store.acquire(KEY, "other", 1) == Acquired("half")
 
 
-def test_a_lost_record_that_another_has_made_since_is_the_others(make, store, caplog):
+def test_a_lost_record_that_another_has_made_since_is_the_others(make, store, lose_records, caplog):
     def body(self):
-        lose_records(store)
+        lose_records()
         store.acquire(KEY, "thief", 60)
         with pytest.raises(VisibilityLostError, match="'one:a'"):
             self.visibility.checkpoint(1)
@@ -315,8 +304,8 @@ def test_a_lost_record_that_another_has_made_since_is_the_others(make, store, ca
     assert "was lost before its run succeeded" in caplog.text
 
 
-def test_a_run_without_a_lease_finishes_after_the_store_has_lost_its_record(make, store):
-    make(lambda self: lose_records(store)).run(visibility_lease=None)
+def test_a_run_without_a_lease_finishes_after_the_store_has_lost_its_record(make, store, lose_records):
+    make(lambda _self: lose_records()).run(visibility_lease=None)
     assert store.acquire(KEY, "other", 1) == Processed()
 
 

@@ -1,7 +1,5 @@
 """The line of an attempt that comes back: the facts, the traceback, and what error trackers hear."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """How runs of a task end, by its settings and by what it calls."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -63,6 +61,24 @@ class TestFailures:
     )
     def test_the_last_or_one_not_to_be_retried_is_celerys_plain_failure(self, app, options, request_):
         assert outcome(app.task(failing, shared=False, **options), **request_) == (states.FAILURE, RAISED)
+
+    @pytest.mark.parametrize(
+        ("options", "request_"),
+        [
+            ({"max_retries": 2}, {"retries": 2}),
+            ({"max_retries": None}, {"sqs": sqs_facts(receive_count=5, max_receive_count=5)}),
+            ({"dont_autoretry_for": (ValueError,)}, {}),
+        ],
+    )
+    def test_a_try_of_its_brake_comes_back_even_then(self, app, options, request_):
+        task = app.task(failing, shared=False, brake_on=(ValueError,), **options)
+        state, retry = outcome(task, visibility_try=True, **request_)
+        assert (state, retry.exc) == (states.RETRY, RAISED)
+
+    @pytest.mark.parametrize("options", [{"brake_on": (OSError,)}, {}])
+    def test_a_try_that_fails_otherwise_is_an_attempt(self, app, options):
+        task = app.task(failing, shared=False, max_retries=2, **options)
+        assert outcome(task, visibility_try=True, retries=2) == (states.FAILURE, RAISED)
 
     def test_other_retry_kwargs_take_a_message_as_in_celery(self, app, published):
         task = app.task(failing, shared=False, autoretry_for=(ValueError,), retry_kwargs={"queue": "other"})

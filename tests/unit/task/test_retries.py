@@ -1,7 +1,5 @@
 """Whether a failed run comes back, how often, and after how long."""
 
-from __future__ import annotations
-
 import pytest
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError

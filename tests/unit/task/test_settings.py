@@ -1,7 +1,5 @@
 """Settings of tasks, and options in Django's checks."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +43,38 @@ def test_an_inactivity_timeout_may_be_text(app, value, seconds):
     task = app.task(name="watched", base=VisibilityTask, inactivity_timeout=value, shared=False)(run)
     app.finalize()
     assert task.inactivity_timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "classes"),
+    [
+        ((), ()),
+        (OSError, (OSError,)),
+        ([OSError, KeyError], (OSError, KeyError)),
+        ((TimeoutError,), (TimeoutError,)),
+    ],
+)
+def test_a_brake_takes_exception_classes(app, given, classes):
+    task = app.task(name="braked", base=VisibilityTask, brake_on=given, shared=False)(run)
+    app.finalize()
+    assert task.brake_on == classes
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"brake_on": "ConnectionError"}, r"expected brake_on to be exception classes, .*'ConnectionError'"),
+        ({"brake_on": (OSError, 5)}, "expected brake_on to be exception classes"),
+        ({"brake_on": (int,)}, "expected brake_on to be exception classes"),
+        ({"brake_on": OSError, "brake": ""}, "expected brake to be a name, and brake_on beside it, got ''"),
+        ({"brake_on": OSError, "brake": 5}, "expected brake to be a name"),
+        ({"brake": "bank"}, "expected brake to be a name, and brake_on beside it, got 'bank'"),
+    ],
+)
+def test_a_wrong_brake_is_refused(app, options, expected):
+    app.task(name="wrong", base=VisibilityTask, shared=False, **options)(run)
+    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong': .*{expected}"):
+        app.finalize()
 
 
 def test_a_misspelt_setting_of_a_base_class_is_refused(app):
@@ -96,6 +126,7 @@ def test_names_of_the_users_own_are_let_be(app):
         {"exclusive_ttl": 60},
         {"sqs_event": "s3:*"},
         {"sqs_event_per": "message"},
+        {"brake_on": (OSError,)},
     ],
     ids=lambda options: " ".join(f"{name} {type(value).__name__}" for name, value in options.items()),
 )

@@ -1,7 +1,5 @@
 """What tracers' current spans are told, of tracers that raise, and of none."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

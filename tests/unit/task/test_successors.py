@@ -1,10 +1,9 @@
 """Messages in place of a run's own: continuations, and whether a successor was published."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 from celery import group, states
@@ -122,6 +121,73 @@ def test_one_whose_successor_has_left_is_over(app, make, left, base, way, root, 
     assert (state, type(ended)) in [
         (states.RETRY, Retry), (states.RETRY, Continuation), (states.IGNORED, Ignore),
     ]  # fmt: skip
+
+
+AGAIN = {name: way for name, way in WAYS.items() if not name.startswith("replace()")}
+
+
+@pytest.fixture
+def steps(app, monkeypatch):
+    """What is stored, and what leaves, in their order."""
+    steps = []
+
+    def store_result(_id, result, state, traceback=None, **_options):
+        steps.append((state, result, traceback and traceback.splitlines()[-1]))
+
+    def note(sender, **_):
+        steps.append(sender)
+
+    monkeypatch.setattr(app.backend, "store_result", store_result)
+    after_task_publish.connect(note)
+    yield steps
+    after_task_publish.disconnect(note)
+
+
+@pytest.mark.parametrize("way", AGAIN.values(), ids=AGAIN)
+def test_retry_is_stored_once_and_before_a_successor_that_may_be_done_at_once(make, steps, way):
+    trace(make(VisibilityTask, way))
+    assert steps == [(states.RETRY, None, None), "ending"]
+
+
+@pytest.mark.parametrize("way", AGAIN.values(), ids=AGAIN)
+def test_its_key_is_free_only_then_for_a_duplicate_with_its_id(make, steps, way):
+    run = SimpleNamespace(end=lambda _ttl, succeeded: steps.append(("freed", succeeded)))
+    trace(make(VisibilityTask, way), visibility_run=run)
+    assert steps == [(states.RETRY, None, None), ("freed", False), "ending"]
+
+
+def test_the_error_of_a_published_retry_is_stored_with_its_traceback(make, steps):
+    def fail(_task):
+        raise TROUBLE
+
+    trace(make(VisibilityTask, fail, retry_kwargs={"queue": "other"}))
+    assert steps == [(states.RETRY, TROUBLE, "ValueError: no"), "ending"]
+
+
+def test_the_error_that_kept_a_successor_back_is_stored_then(make, steps):
+    trace(make(Singleton, WAYS["continue_later()"]))
+    assert [step[0] for step in steps] == [states.RETRY, states.RETRY]
+    assert isinstance(steps[1][1], PublishError)
+
+
+def test_a_retry_that_is_not_raised_at_once_is_stored_by_celery(make, steps):
+    def retry_later(task):
+        raise task.retry(throw=False, **ASKED_FOR)
+
+    trace(make(VisibilityTask, retry_later))
+    assert [step if step == "ending" else step[0] for step in steps] == ["ending", states.RETRY]
+
+
+def test_a_successor_is_sent_whether_or_not_retry_can_be_stored(app, make, left, monkeypatch, caplog):
+    monkeypatch.setattr(app.backend, "store_result", lambda *_, **__: 1 // 0)
+    state, ended = end_of(make(VisibilityTask, WAYS["continue_later()"]), id="a")
+    assert (left, state, type(ended)) == (["a"], states.RETRY, Continuation)
+    assert "state RETRY of task ending[a] could not be stored; the run goes on" in caplog.text
+
+
+def test_off_sqs_it_is_stored_when_celery_does(make, steps):
+    trace(make(VisibilityTask, WAYS["continue_later()"]), sqs=None)
+    assert [step if step == "ending" else step[0] for step in steps] == ["ending", states.RETRY]
 
 
 def test_a_message_of_another_task_is_none_of_it(make, left):

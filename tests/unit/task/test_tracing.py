@@ -1,10 +1,8 @@
 """How Celery's tracer records the runs of our tasks, and the watch over silent ones."""
 
-from __future__ import annotations
-
 import gc
 import logging
-import os
+import math
 import weakref
 
 import pytest
@@ -14,7 +12,7 @@ from support.factories import trace
 
 from celery_sqs_visibility import InactivityError
 from celery_sqs_visibility.delivery import lease_table
-from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED, LeaseTable
+from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.base import VisibilityTask, log_errors
 from celery_sqs_visibility.task.retries import VisibilityRetry
@@ -65,6 +63,25 @@ def test_a_success_that_cannot_be_stored_comes_back_but_at_the_last_attempt_is_c
     assert "Celery could not record how task" in caplog.text
     with pytest.warns(RuntimeWarning, match="outside body"), pytest.raises(ConnectionError):
         trace(task, retries=3)
+
+
+@pytest.mark.parametrize(
+    ("lost", "retries", "told"),
+    [
+        (False, 0, [states.RETRY]),
+        (True, 0, []),  # another run may have stored how the task ended
+        (True, 3, [states.FAILURE]),
+    ],
+)
+def test_a_run_that_has_lost_its_message_stores_no_retry(
+    app, stored, leases, monkeypatch, lost, retries, told
+):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    lease = leases.take(SYSTEM_CLOCK.monotonic() + 60, print, math.inf)
+    lease.lost = lost
+    task = app.task(raising(ValueError()), name="failing", shared=False)
+    trace(task, retries=retries, visibility_lease=lease.key)
+    assert [state for state, _ in stored] == told
 
 
 @pytest.mark.parametrize("retries", [0, 3])
@@ -271,12 +288,9 @@ def noop():
 
 
 @pytest.fixture
-def lease(monkeypatch):
-    table = LeaseTable()
-    monkeypatch.setattr(lease_table, "lease_table", lambda: table)
-    yield table.take(SYSTEM_CLOCK.monotonic() + 60, pytest.fail)
-    for end in table._pipe:
-        os.close(end)
+def lease(monkeypatch, leases):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    return leases.take(SYSTEM_CLOCK.monotonic() + 60, pytest.fail)
 
 
 @pytest.fixture

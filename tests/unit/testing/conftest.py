@@ -1,7 +1,5 @@
 """An app whose tasks the tests of the test kit run."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Accounts made of events."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A second run that waits for what the first has, on the one thread of both: it dies, and nothing hangs."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 

@@ -1,7 +1,5 @@
 """A worker's diary is read line by line as it is written."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility import events
 from celery_sqs_visibility.events import DeliveryFacts
 from celery_sqs_visibility.testing.diary import Diary

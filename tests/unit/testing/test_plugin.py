@@ -1,7 +1,5 @@
 """The plug-in for pytest, in projects of their own: its fixtures, and its silence without them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example project's tests of its importer."""
 
-from __future__ import annotations
-
 import pytest
 from celery import _state
 from proj import tasks

@@ -1,7 +1,5 @@
 """The broker vendor for pytest-celery: what it offers, and that nobody gets it unasked."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Schedules of faults: what they find out, what they leave alone, and that they are the same each time."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import logging
@@ -32,12 +30,22 @@ def now(monkeypatch):
 
 
 @pytest.fixture
-def pay(app, now):
-    @app.task(name="pay", max_retries=5, error_visibility_timeout=10)
-    def pay(order):
-        now["sim"].effect(order)
+def make_pay(app, now):
+    """Make the task, with these settings."""
 
-    return pay
+    def make_pay(**options):
+        @app.task(name="pay", **{"max_retries": 5, "error_visibility_timeout": 10, **options})
+        def pay(order):
+            now["sim"].effect(order)
+
+        return pay
+
+    return make_pay
+
+
+@pytest.fixture
+def pay(make_pay):
+    return make_pay()
 
 
 def simulated(now, task, check=lambda sim: None, **options):
@@ -156,13 +164,9 @@ def test_an_idempotent_task_holds(app, now):
     simulated(now, pay, check)[0]()
 
 
-def test_an_exclusive_task_runs_once_at_a_time_and_not_again_after_its_success(app, now):
+def test_an_exclusive_task_runs_once_at_a_time_and_not_again_after_its_success(make_pay, now):
     """But for a run that outlives its lease, and a death between the effect and the end."""
-
-    @app.task(max_retries=5, error_visibility_timeout=10, exclusive=lambda args, _: args[0])
-    def pay(order):
-        now["sim"].effect(order)
-
+    pay = make_pay(exclusive=lambda args, _: args[0])
     faults = [Fault.SECOND_DELIVERY, Fault.LOST_DELETE, Fault.REDRIVE]
     simulated(now, pay, lambda sim: sim.once("o1"), faults=faults)[0]()
     assert failure(simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.DEATH])[0])
@@ -393,13 +397,8 @@ def test_who_swallows_a_death_is_dead_all_the_same(app, now):
         assert sim.account.deleted
 
 
-def test_a_fifo_queue_makes_no_duplicates(app, now):
+def test_a_fifo_queue_makes_no_duplicates(app, now, pay):
     app.conf.task_default_queue = "orders.fifo"
-
-    @app.task(max_retries=5, error_visibility_timeout=10)
-    def pay(order):
-        now["sim"].effect(order)
-
     test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.SECOND_DELIVERY], seeds=30)
     test()
     assert not any("a second time" in sim.story() for sim in seen)
@@ -412,11 +411,8 @@ def test_the_public_names_are_all_there():
         testing.nothing  # noqa: B018
 
 
-def test_an_exclusive_run_that_is_handed_back_runs_again_at_once(app, now):
-    @app.task(max_retries=5, error_visibility_timeout=10, exclusive=lambda args, _: args[0])
-    def pay(order):
-        now["sim"].effect(order)
-
+def test_an_exclusive_run_that_is_handed_back_runs_again_at_once(make_pay, now):
+    pay = make_pay(exclusive=lambda args, _: args[0])
     test, seen = simulated(now, pay, faults=[Fault.DEPLOY], seeds=60)
     test()
     handed_back = [sim for sim in seen if "hands the message back" in sim.story()]
@@ -424,13 +420,8 @@ def test_an_exclusive_run_that_is_handed_back_runs_again_at_once(app, now):
     assert {sim.clock.passed for sim in handed_back} == {0}
 
 
-def test_a_queue_that_keeps_its_messages_has_no_redrive(app, now):
+def test_a_queue_that_keeps_its_messages_has_no_redrive(app, now, pay):
     app.conf.broker_transport_options = {"dead_letter_queue": "orders"}  # its own queue is the dead letters'
-
-    @app.task
-    def pay(order):
-        now["sim"].effect(order)
-
     test, seen = simulated(now, pay, lambda sim: sim.once("o1"), faults=[Fault.REDRIVE], seeds=20)
     test()
     assert not any("operator" in sim.story() for sim in seen)
@@ -450,11 +441,8 @@ def test_a_task_that_is_acknowledged_before_it_runs_is_lost_with_its_worker(app,
 
 
 @pytest.mark.parametrize("fault", [Fault.SECOND_DELIVERY, Fault.LAPSE])
-def test_sqs_has_nothing_to_deliver_again_of_it(app, now, fault):
-    @app.task(name="early", base=Task, acks_late=False)
-    def early(order):
-        now["sim"].effect(order)
-
+def test_sqs_has_nothing_to_deliver_again_of_it(make_pay, now, fault):
+    early = make_pay(base=Task, acks_late=False, error_visibility_timeout=None)
     simulated(now, early, lambda sim: sim.once("o1"), faults=[fault])[0]()
 
 

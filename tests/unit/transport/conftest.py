@@ -1,7 +1,5 @@
 """A site with a connection and a channel."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

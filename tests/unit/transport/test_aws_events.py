@@ -1,7 +1,5 @@
 """Events of AWS: their names and records, by the shapes that Amazon documents."""
 
-from __future__ import annotations
-
 import pytest
 from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record, sns
 

@@ -1,7 +1,5 @@
 """Messages that are fetched one by one, by nobody who would extend them."""
 
-from __future__ import annotations
-
 import json
 import os
 

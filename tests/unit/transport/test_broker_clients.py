@@ -1,7 +1,5 @@
 """Access to SQS is shared by equal settings, within a process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What connections share: attributes, limits, access by the settings, and how long a context lives."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -22,7 +20,7 @@ from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.stores.port import Acquired
-from celery_sqs_visibility.transport import broker_context
+from celery_sqs_visibility.transport import broker_clients, broker_context
 from celery_sqs_visibility.transport.broker_context import KEPT_CONTEXTS, shared_context
 from celery_sqs_visibility.transport.connection_settings import BrokerURL
 
@@ -69,21 +67,17 @@ def test_a_system_attribute_is_received_with_those_that_are_needed():
     assert {"SenderId", "ApproximateReceiveCount", "MessageGroupId", "SentTimestamp"} < set(asked)
 
 
-def test_a_queue_has_its_own_timeout_and_dead_letter_queue():
+def test_a_queue_has_its_own_timeout_and_dead_letter_queue(monkeypatch):
+    monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: FakeSQS())
     queues = {"reports": {"visibility_timeout": 600, "dead_letter_queue": "reports-dead"}}
-    context, sqs = new_context(queues=queues), FakeSQS()
-    context.queues._sqs = sqs
+    context = new_context(queues=queues)
     for name in ("reports", "other"):
         context.queues.find_or_create(name)
     reports, other = map(context.queues.find, ("reports", "other"))
-    assert [context.receive_options_of(name).visibility_timeout for name in ("reports", "other")] == [
-        600,
-        120,
-    ]
-    assert [
-        sqs.queue_attributes(queue.url, ["VisibilityTimeout"])["VisibilityTimeout"]
-        for queue in (reports, other)
-    ] == ["600", "120"]
+    for queue, seconds in ((reports, 600), (other, 120)):
+        assert context.receive_options_of(queue.name).visibility_timeout == seconds
+        made = queue.sqs.queue_attributes(queue.url, ["VisibilityTimeout"])
+        assert made == {"VisibilityTimeout": str(seconds)}
     assert context.redrive.dead_letter_queue(reports).name == "reports-dead"
     assert context.redrive.dead_letter_queue(other) is None
     assert not context.redrive.has_dead_letter_queue(other)

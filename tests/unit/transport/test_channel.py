@@ -1,7 +1,5 @@
 """kombu's own API on SQS, without Celery: consumers, queues, and the features of docs/kombu-features.md."""
 
-from __future__ import annotations
-
 import base64
 import types
 

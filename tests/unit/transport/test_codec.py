@@ -25,8 +25,7 @@ from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import ETATooFarError, InvalidIdError, UnreadableError
 from celery_sqs_visibility.policy.quotas import MESSAGE_BYTES
 from celery_sqs_visibility.transport.codec import decode_message, encode_payload, read_json, with_eta
-from celery_sqs_visibility.transport.delays import eta_of
-from celery_sqs_visibility.transport.encoding import encode_message
+from celery_sqs_visibility.transport.encoding import encode_message, eta_of
 
 stock = pytest.importorskip("kombu.transport.SQS", reason="kombu's own SQS transport", exc_type=ImportError)
 

@@ -3,8 +3,6 @@
 A wrong name in a retry policy concerns its publication alone; one among the user's options is refused.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -111,11 +109,11 @@ def test_a_url_is_shown_without_its_secret():
     [
         ("redis://:hush@cache", "begins with 'redis://' and not with sqs://"),
         ("AKIA:hush@sqs://host", "begins with no scheme and not with sqs://"),
-        ("sqs://AKIA:1?hush", "a query that is no list of transport options"),
+        ("sqs://AKIA:1?hush", "a query that is not a list of transport options"),
         ("sqs://AKIA:hush/hush", "no '@' after the secret"),
-        ("sqs://AKIA:a@host:hush//", "a port that is no number from 1 to 65535"),
-        ("sqs://AKIA:hush@host:65536//", "a port that is no number from 1 to 65535"),
-        ("sqs://[::1]hush", "a port that is no number from 1 to 65535"),
+        ("sqs://AKIA:a@host:hush//", "a port that is not a number from 1 to 65535"),
+        ("sqs://AKIA:hush@host:65536//", "a port that is not a number from 1 to 65535"),
+        ("sqs://[::1]hush", "a port that is not a number from 1 to 65535"),
         ("sqs://AKIA@", "credentials without a secret"),
         ("sqs://:hush@", "credentials without a key"),
     ],

@@ -1,7 +1,5 @@
 """Bodies are inflated up to a bound, whole ones only; content is measured before kombu decodes it."""
 
-from __future__ import annotations
-
 import bz2
 import json
 import lzma
@@ -78,7 +76,7 @@ def test_what_only_looks_like_that_is_left_to_its_decoder(content, kind):
 @pytest.mark.parametrize("kind", ["application/data", "application/text", "text/plain", None])
 @pytest.mark.parametrize("encoding", ["bz2", "BZ2_codec", "zlib", "zip", "punycode", "idna"])
 def test_no_codec_of_python_decodes_what_its_sender_names_if_that_has_no_bound(kind, encoding):
-    with pytest.raises(TooLargeError, match=f"its content encoding is '{encoding}', whose"):
+    with pytest.raises(TooLargeError, match=f"its content encoding is '{encoding}', which"):
         check_content(b"anything", kind, encoding)
 
 

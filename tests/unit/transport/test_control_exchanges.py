@@ -1,7 +1,5 @@
 """kombu's mailboxes on our channel: a node that answers, a caller, and what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import threading

@@ -1,7 +1,5 @@
 """Messages that are not Celery's become tasks, or stay what they are: bad messages."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,7 +1,5 @@
 """Fanout exchanges over SNS, as kombu's API has them."""
 
-from __future__ import annotations
-
 import json
 import logging
 

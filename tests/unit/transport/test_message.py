@@ -1,7 +1,5 @@
 """What a message asks of its delivery."""
 
-from __future__ import annotations
-
 import base64
 import bz2
 import json

@@ -1,7 +1,5 @@
 """Exchanges that SQS cannot have are refused, with a sentence."""
 
-from __future__ import annotations
-
 import pytest
 from celery import Celery
 from kombu import Consumer, Exchange, Producer, Queue, binding

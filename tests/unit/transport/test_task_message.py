@@ -1,7 +1,5 @@
 """`task_message()`: what others send is a task to both transports."""
 
-from __future__ import annotations
-
 import base64
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Queues that AMQP would delete by itself."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

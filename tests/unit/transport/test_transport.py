@@ -1,7 +1,5 @@
 """Connections: how they are shown, how many are pooled, and which publications they repeat."""
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from concurrent.futures import ThreadPoolExecutor

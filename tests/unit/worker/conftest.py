@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from celery import Celery
 from celery.worker import state
@@ -16,11 +14,11 @@ def app():
 def _no_state_of_a_worker(monkeypatch):
     for flag in ("should_stop", "should_terminate"):
         monkeypatch.setattr(state, flag, None)
-    requests = (state.active_requests, state.reserved_requests)
-    for left_by_neighbours in requests:
+    kept = (state.active_requests, state.reserved_requests, state.revoked)
+    for left_by_neighbours in kept:
         left_by_neighbours.clear()
     yield
-    for left in requests:
+    for left in kept:
         left.clear()
 
 

@@ -1,7 +1,5 @@
 """A run of several messages: each hears that it begins and ends, and what may not run is taken out."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Every way in which a worker may end leads to its drain; requests are bound to their worker."""
 
-from __future__ import annotations
-
 import atexit
 import logging
 import math
@@ -20,46 +18,65 @@ from celery.worker.consumer.connection import Connection
 from celery_sqs_visibility.worker import bootsteps as module
 from celery_sqs_visibility.worker.bootsteps import Deliveries, Endings, quiet_dependencies, restart_by_module
 from celery_sqs_visibility.worker.drain import Drain
+from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 HOSTNAME = "worker@host"
 SOFT_TIMEOUT = 7
 SIGNALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-@pytest.fixture(autouse=True)
-def asked(monkeypatch):
-    """What drains were asked for: seconds, and whether cold; or another method."""
-    calls = []
-    monkeypatch.setattr(Drain, "begin", lambda _, timeout=None, cold=False: calls.append((timeout, cold)))
-    monkeypatch.setattr(Drain, "shorten_polls", lambda _: calls.append("shorten_polls"))
-    monkeypatch.setattr(Drain, "hurry", lambda _: calls.append("hurry"))
-    return calls
+class StubDrain:
+    """Notes what it is asked for: seconds, and whether cold; or another method."""
+
+    interrupts_main_thread = False
+
+    def __init__(self, consumer):
+        self._asked = consumer.asked
+
+    def start(self):
+        """It has no thread."""
+
+    def begin(self, timeout=None, *, cold=False):
+        self._asked.append((timeout, cold))
+
+    def __getattr__(self, name):
+        return lambda: self._asked.append(name)
 
 
 @pytest.fixture(autouse=True)
-def _handlers():
+def _handlers(monkeypatch):
+    monkeypatch.setattr(module, "Drain", StubDrain)
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def leases(monkeypatch):
+    """What tasks and the event loop are told."""
+    told = []
+    table = SimpleNamespace(stop=lambda: told.append("stop"), wake=lambda: told.append("wake"))
+    monkeypatch.setattr(module, "lease_table", lambda: table)
+    return told
+
+
 @pytest.fixture
 def consumer():
-    broker = SimpleNamespace(
-        options=SimpleNamespace(shutdown_timeout=20),
-        receiving=SimpleNamespace(queue_consumers=[], worker_queue_consumers=[]),
-        end_broadcasts=lambda: None,
-        end_control_first=lambda: None,
-    )
-    conf = SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)
     return SimpleNamespace(
-        connection=SimpleNamespace(transport=SimpleNamespace(context=broker)),
+        asked=[],
+        connection=SimpleNamespace(transport=SimpleNamespace(context=SimpleNamespace())),
         controller=SimpleNamespace(exitcode=None),
         hostname=HOSTNAME,
-        app=SimpleNamespace(conf=conf),
+        app=SimpleNamespace(conf=SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)),
         connect=lambda: None,
     )
+
+
+@pytest.fixture
+def asked(consumer):
+    """What the drain was asked for."""
+    return consumer.asked
 
 
 @pytest.fixture
@@ -87,12 +104,8 @@ def celerys_cold_handler(number):
     return numbers
 
 
-def drains():
-    """The drains that wait to be asked."""
-    return [thread for thread in threading.enumerate() if thread.name == "sqs-drain"]
-
-
-WARM, COLD, SECOND_COLD = (None, False), (SOFT_TIMEOUT, True), (0, True)
+WARM, COLD, SECOND_COLD, CLOSED = (None, False), (SOFT_TIMEOUT, True), (0, True), (math.inf, False)
+ENDED = ["finish", "cancel", "end_broadcasts"]
 
 
 @pytest.mark.parametrize(
@@ -108,13 +121,15 @@ WARM, COLD, SECOND_COLD = (None, False), (SOFT_TIMEOUT, True), (0, True)
     ],
 )
 def test_a_signal_drains_and_a_second_one_or_a_cold_one_or_ctrl_c_at_a_terminal_does_not_wait_for_polls(
-    monkeypatch, request, asked, told, terminal, calls
+    monkeypatch, request, consumer, leases, told, terminal, calls
 ):
     monkeypatch.setattr(os, "isatty", lambda _descriptor: terminal)
     request.getfixturevalue("ending")
     for how, sig in told:
         tell(how, sig)
-    assert asked == calls
+    assert consumer.asked == calls
+    assert leases == ["stop"] * len(told) + ["wake"] * calls.count("hurry"), "the event loop is woken"
+    assert consumer.controller.exitcode == (1 if COLD in calls else None), "a warm one leaves it to Celery"
 
 
 def test_a_cold_shutdown_is_a_drain_in_place_of_celerys_handler(ending, consumer, asked):
@@ -155,7 +170,7 @@ def test_a_worker_on_another_thread_does_not_wait_for_its_polls(ending, consumer
     thread.start()
     thread.join()
     consumer.close()
-    assert asked == [(math.inf, False), "hurry"]
+    assert asked == [*ENDED, CLOSED, "hurry"]
 
 
 def test_a_handler_that_is_not_celerys_is_left_alone(ending, consumer):
@@ -191,31 +206,48 @@ def test_before_it_has_connected_and_after_its_end_a_cold_shutdown_is_a_flag(con
         ending.shutdown(consumer)
     signal.raise_signal(number)
     assert state.should_terminate == 1
-    assert celerys == asked == []
+    assert (celerys, asked) == ([], ENDED if ended else [])
 
 
 @pytest.mark.usefixtures("ending")
-@pytest.mark.parametrize(("terminated", "calls"), [(None, [(math.inf, False)]), (1, [])])
-def test_a_stop_without_a_signal_lets_runs_end(consumer, asked, terminated, calls):
+@pytest.mark.parametrize(("terminated", "calls", "told"), [(None, [CLOSED], ["stop"]), (1, [], [])])
+def test_a_stop_without_a_signal_lets_runs_end_and_tells_them(
+    consumer, asked, leases, terminated, calls, told
+):
     state.should_terminate = terminated
     consumer.close()
-    assert asked == calls
+    assert (asked, leases) == (calls, told)
 
 
-def test_nothing_is_asked_before_the_start_or_after_the_end_and_there_is_one_drain(consumer, asked):
-    before = drains()
+def test_nothing_is_asked_before_the_start_or_after_the_end(consumer, asked):
     ending = Endings(consumer)
     ending.create(consumer)
     consumer.close()
     assert asked == []
     ending.start(consumer)
     ending.start(consumer)  # whenever it has connected anew
-    [thread] = [thread for thread in drains() if thread not in before]
     tell("Warm")
+    for _ in range(2):
+        ending.shutdown(consumer)
+        tell("Warm")
+        consumer.close()
+    assert asked == [WARM, *ENDED], "the drain is finished before its queues go"
+
+
+def test_there_is_one_drain_whose_thread_ends_with_it(ending, consumer, monkeypatch):
+    monkeypatch.setattr(module, "Drain", Drain)
+    before = set(threading.enumerate())
     ending.shutdown(consumer)
-    tell("Warm")
-    consumer.close()
-    assert asked == [WARM]
+    vars(consumer.connection.transport.context).update(
+        options=SimpleNamespace(shutdown_timeout=20),
+        receiving=SimpleNamespace(queue_consumers=[], worker_queue_consumers=[]),
+        end_broadcasts=lambda: None,
+        end_control_first=lambda: None,
+    )
+    for _ in range(2):
+        ending.start(consumer)
+    (thread,) = set(threading.enumerate()) - before
+    ending.shutdown(consumer)
     thread.join(10)
     assert not thread.is_alive()
 
@@ -232,99 +264,17 @@ def test_of_two_workers_in_turn_each_hears_its_signals(consumer, asked):
         signal.raise_signal(signal.SIGINT)
         ending.shutdown(consumer)
         assert celerys == []
-    assert asked == [WARM, "shorten_polls", COLD] * 2
+    assert asked == [WARM, "shorten_polls", COLD, *ENDED] * 2
 
 
-class StubDrain:
-    """Notes what it is asked for."""
-
-    def __init__(self, noted):
-        self.calls = noted.calls
-        self.interrupts_main_thread = False
-
-    def start(self):
-        self.calls.append("start")
-
-    def begin(self, timeout=None, *, cold=False):
-        self.calls.append(("begin", timeout, cold))
-
-    def __getattr__(self, name):
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return lambda: self.calls.append(name)
-
-
-@pytest.fixture
-def leases(monkeypatch):
-    """What tasks and the event loop are told."""
-    told = []
-    table = SimpleNamespace(stop=lambda: told.append("stop"), wake=lambda: told.append("wake"))
-    monkeypatch.setattr(module, "lease_table", lambda: table)
-    return told
-
-
-@pytest.fixture
-def noted():
-    return SimpleNamespace(
-        calls=[],
-        connection=SimpleNamespace(transport=SimpleNamespace(context=SimpleNamespace())),
-        controller=SimpleNamespace(exitcode=None),
-        hostname=HOSTNAME,
-        app=SimpleNamespace(conf=SimpleNamespace(worker_soft_shutdown_timeout=SOFT_TIMEOUT)),
-        connect=lambda: None,
-    )
-
-
-@pytest.fixture
-def noted_ending(noted, monkeypatch, leases):
-    monkeypatch.setattr(module, "Drain", StubDrain)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)}
-    noted_ending = Endings(noted)
-    noted_ending.create(noted)
-    noted_ending.start(noted)
-    noted.calls.clear()
-    yield noted_ending
-    noted_ending.shutdown(noted)
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def test_the_command_shutdown_ends_a_worker_as_sigterm_does(noted_ending, noted, leases):
-    noted.connection.transport.context.on_remote_shutdown()
+@pytest.mark.usefixtures("ending")
+def test_the_command_shutdown_ends_a_worker_as_sigterm_does(consumer, asked, leases):
+    consumer.connection.transport.context.on_remote_shutdown()
     assert state.should_stop == 0
-    assert (noted.calls, leases) == ([("begin", None, False)], ["stop"])
+    assert (asked, leases) == ([WARM], ["stop"])
 
 
-@pytest.mark.usefixtures("noted_ending")
-def test_a_second_signal_wakes_the_event_loop_and_the_first_does_not(noted, leases):
-    tell("Warm", "SIGTERM")
-    assert leases == ["stop"]
-    tell("Warm", "SIGTERM")
-    assert leases == ["stop", "stop", "wake"]
-    assert noted.calls == [("begin", None, False), "hurry", ("begin", None, False)]
-
-
-@pytest.mark.usefixtures("noted_ending", "leases")
-def test_a_cold_end_is_a_failure_and_a_warm_one_leaves_the_status_to_celery(noted):
-    tell("Warm", "SIGTERM")
-    assert noted.controller.exitcode is None
-    tell("Cold", "SIGQUIT")
-    assert noted.controller.exitcode == 1
-    tell("Cold", "SIGQUIT")
-    assert [each for each in noted.calls if each[0] == "begin"] == [
-        ("begin", None, False),
-        ("begin", SOFT_TIMEOUT, True),
-        ("begin", 0, True),
-    ]
-
-
-@pytest.mark.usefixtures("noted_ending")
-def test_a_worker_that_closes_gives_its_runs_all_their_time_and_tells_them(noted, leases):
-    noted.close()
-    assert (noted.calls, leases) == ([("begin", math.inf, False)], ["stop"])
-
-
-@pytest.mark.usefixtures("noted_ending", "leases")
+@pytest.mark.usefixtures("ending")
 @pytest.mark.parametrize(
     ("reason", "before", "status"),
     [
@@ -334,49 +284,39 @@ def test_a_worker_that_closes_gives_its_runs_all_their_time_and_tells_them(noted
         (OSError("too many open files"), None, None),
     ],
 )
-def test_the_status_with_which_celery_gives_up_is_kept(noted, reason, before, status):
-    noted.controller.exitcode = before
+def test_the_status_with_which_celery_gives_up_is_kept(consumer, reason, before, status):
+    consumer.controller.exitcode = before
     try:
         raise reason
     except type(reason):
-        noted.close()
-    assert noted.controller.exitcode == status
+        consumer.close()
+    assert consumer.controller.exitcode == status
 
 
-@pytest.mark.usefixtures("leases")
-def test_the_end_of_a_worker_finishes_its_drain_before_its_queues_go(noted_ending, noted):
-    noted_ending.shutdown(noted)
-    assert noted.calls == ["finish", "cancel", "end_broadcasts"]
-    noted_ending.shutdown(noted)
-    assert len(noted.calls) == 3
-
-
-@pytest.mark.usefixtures("leases")
-def test_a_signal_while_the_drain_finishes_shortens_it(noted_ending, noted, monkeypatch):
-    monkeypatch.setattr(noted_ending._drain, "finish", lambda: tell("Warm", "SIGTERM"), raising=False)
-    noted_ending.shutdown(noted)
-    assert noted.calls == [("begin", None, False), "cancel", "end_broadcasts"]
+def test_a_signal_while_the_drain_finishes_shortens_it(ending, consumer, asked, monkeypatch):
+    monkeypatch.setattr(StubDrain, "finish", lambda _: tell("Warm"), raising=False)
+    ending.shutdown(consumer)
+    assert asked == [WARM, "cancel", "end_broadcasts"]
 
 
 def worker_Cold(_number, _frame):  # noqa: N802 - Celery's name
     raise AssertionError
 
 
-@pytest.mark.usefixtures("leases")
 @pytest.mark.parametrize("interruptible", [True, False])
 def test_a_signal_for_the_run_on_the_main_thread_interrupts_it_and_nothing_else(
-    noted_ending, noted, monkeypatch, interruptible
+    ending, consumer, asked, monkeypatch, interruptible
 ):
     signal.signal(signal.SIGQUIT, worker_Cold)
-    noted_ending.start(noted)
-    noted_ending._drain.interrupts_main_thread = True
+    ending.start(consumer)
+    monkeypatch.setattr(StubDrain, "interrupts_main_thread", True)
     monkeypatch.setattr(module, "may_interrupt", lambda _frame: interruptible)
     if interruptible:
         with pytest.raises(WorkerShutdown):
             signal.raise_signal(signal.SIGQUIT)
     else:
         signal.raise_signal(signal.SIGQUIT)
-    assert noted.calls == []
+    assert asked == []
     assert state.should_stop is None
 
 
@@ -422,6 +362,15 @@ def test_stats_show_the_broker_as_celery_does_without_secrets_of_the_options(mon
     assert "s3cret" not in str(shown)
     monkeypatch.setattr(Connection, "info", lambda *_: {"broker": "N/A"})
     assert Deliveries.__new__(Deliveries).info(SimpleNamespace(steps=[step])) is None
+
+
+def test_when_the_worker_begins_to_end_it_leaves_the_brakes_to_others():
+    step, closed = Deliveries.__new__(Deliveries), []
+    step._worker = WorkerContext()
+    step.close(None)
+    step._worker.brakes = SimpleNamespace(close=lambda: closed.append(1))
+    step.close(None)
+    assert closed == [1]
 
 
 LOGGERS = ("boto3", "botocore", "s3transfer", "urllib3")

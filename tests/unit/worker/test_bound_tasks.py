@@ -12,24 +12,26 @@ from celery.exceptions import ImproperlyConfigured
 from celery.worker.request import Request
 from support.aws_events import eventbridge, s3_notification
 from support.clock import FakeClock
-from support.factories import sqs_queue
+from support.factories import noop, sqs_queue
+from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.delivery.pump import Pump
+from celery_sqs_visibility.delivery.receive.pauses import Pauses
+from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.option_parsers import CALLABLE
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.stores.memory import MemoryStore
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.transport.codec import decode_message
-from celery_sqs_visibility.worker import BOOTSTEPS, add_bootsteps
+from celery_sqs_visibility.worker import BOOTSTEPS, add_bootsteps, brakes
 from celery_sqs_visibility.worker import bound_tasks as module
 from celery_sqs_visibility.worker.bound_tasks import BoundTasks, bind_request_class, take_events
+from celery_sqs_visibility.worker.braked_request import BrakedRequest
+from celery_sqs_visibility.worker.exclusive_request import open_store
 from celery_sqs_visibility.worker.key_leases import KeyLeases
 from celery_sqs_visibility.worker.request import DeliveryRequest
 from celery_sqs_visibility.worker.visibility_request import VisibilityRequest
 from celery_sqs_visibility.worker.worker_context import WorkerContext
-
-
-def noop():
-    """A task."""
 
 
 class World:
@@ -38,7 +40,10 @@ class World:
         self.learned = []
         self.worker = WorkerContext()
         self.context = SimpleNamespace(
-            options=Options.parse({"when_lost": "terminate"}), release_keys=None, decode_for_worker=None
+            options=Options.parse({"when_lost": "terminate"}),
+            coordination_store=None,
+            release_keys=None,
+            decode_for_worker=None,
         )
         self.consumer = SimpleNamespace(app=app, strategies={}, update_strategies=self.learn)
         self.bound = BoundTasks(self.consumer, self.worker, self.context)
@@ -70,7 +75,7 @@ def starts(monkeypatch):
 
     def open_leases(_context, tasks):
         exclusive = [each for each in tasks if getattr(each, "exclusive", False)]
-        return KeyLeases(MemoryStore(), FakeClock()) if exclusive else None
+        return KeyLeases(MemoryStore(), Pump(FakeClock())) if exclusive else None
 
     monkeypatch.setattr(module, "open_key_leases", open_leases)
     return starts
@@ -135,6 +140,53 @@ def test_keys_are_opened_for_the_first_exclusive_task_and_their_release_is_the_d
         world.consumer.update_strategies()
     assert starts == [1]
     assert world.context.release_keys == world.worker.key_leases.release_all
+
+
+def test_brakes_are_opened_for_the_first_task_that_has_one(world, monkeypatch):
+    opened = []
+    monkeypatch.setattr(brakes, "Brakes", lambda *given: opened.append(given) or "brakes")
+    world.worker.waiting = "waiting"
+    world.bound.bind()
+    world.register("plain", base=VisibilityTask)
+    world.consumer.update_strategies()
+    assert world.worker.brakes is None
+    for name in ("one", "two"):
+        world.register(name, base=VisibilityTask, brake_on=(OSError,))
+        world.consumer.update_strategies()
+    assert opened == [("waiting", world.context, None)]
+    assert world.worker.brakes == "brakes"
+    assert issubclass(world.app.tasks["one"].Request, BrakedRequest)
+    assert not issubclass(world.app.tasks["plain"].Request, BrakedRequest)
+
+
+def test_a_task_that_collects_takes_no_brake(world):
+    world.register("collects", base=VisibilityTask, Strategy="its own", brake_on=(OSError,))
+    with pytest.raises(ImproperlyConfigured, match=r"'collects' has brake_on=.* Remove brake_on"):
+        world.bound.bind()
+
+
+def test_brakes_share_the_store_that_the_options_name(world, caplog):
+    world.context.coordination_store, world.context.pump = MemoryStore(), Pump()
+    world.context.coordination_store.acquire("brake:bank", "another worker", 60)
+    world.context.receiving = SimpleNamespace(brakes=None, pauses=Pauses())
+    world.worker.waiting = "waiting"
+    world.register("braked", base=VisibilityTask, brake_on=(OSError,))
+    world.bound.bind()
+    opened = world.worker.brakes
+    opened.end("bank", opened.line("bank").brake.start(0.0), failed=True, error="Down()")
+    wait_until(lambda: "brake 'bank' is applied" in caplog.text, SOON, "the answer of the store")
+    opened.close()
+    assert [each.stage for each in world.context.receiving.brakes()] == ["on"]
+
+
+def test_a_store_that_cannot_be_opened_ends_the_start():
+    class Context:
+        @property
+        def coordination_store(self):
+            raise OptionError("redis is not installed")
+
+    with pytest.raises(ImproperlyConfigured, match="redis is not installed"):
+        open_store(Context())
 
 
 def test_a_worker_with_a_task_that_collects_knows_it(world):

@@ -1,8 +1,7 @@
 """A worker pauses and resumes queues by commands of remote control."""
 
-from __future__ import annotations
-
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +13,16 @@ from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.redrive import RedriveBook
-from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.core.delivery import State, Wait
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.delivery.receive.pauses import Pauses
 from celery_sqs_visibility.events import DeliveryFacts, Released
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.policy.health import PollingFacts
+from celery_sqs_visibility.policy.health import BrakeFacts, PollingFacts
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.transport.receiving import Receiving
 from celery_sqs_visibility.worker import control_commands
-from celery_sqs_visibility.worker.trail import Trail
+from celery_sqs_visibility.worker.trail import MAX_TEXT, Trail
 
 
 class Delivery:
@@ -77,9 +78,9 @@ def consumer():
 @pytest.fixture
 def panel(consumer):
     """Call a command as Celery's pidbox does; `panel.context` is the worker's."""
-    receiving = SimpleNamespace(
-        pauses=Pauses(FakeClock()), paused_tasks=Pauses(FakeClock()), worker_queue_consumers=[consumer]
-    )
+    receiving = Receiving(Options.parse({}), None, None, Pump(FakeClock()), None)
+    receiving.pauses, receiving.paused_tasks = Pauses(FakeClock()), Pauses(FakeClock())
+    receiving.worker_queue_consumers.add(consumer)
     context = SimpleNamespace(receiving=receiving)
     celerys = SimpleNamespace(
         pool=SimpleNamespace(limit=4, uses_semaphore=False),
@@ -92,7 +93,7 @@ def panel(consumer):
         app = SimpleNamespace(tasks={"task": Task(), "batched": Batched()})
         return Panel.data[command](SimpleNamespace(consumer=celerys, app=app), **arguments)
 
-    call.context, call.pool = context, celerys.pool
+    call.context, call.pool, call.consumer = context, celerys.pool, consumer
     return call
 
 
@@ -100,13 +101,27 @@ def test_a_worker_pauses_a_queue_gives_back_what_waits_and_tells(panel, consumer
     caplog.set_level("INFO")
     answer = panel("sqs_pause", queue="q", seconds=60)
     assert answer == {
-        "ok": {"paused": True, "seconds_left": 60.0, "kept": False, "held": 2, "hidden": 3, "running": 1}
+        "ok": {
+            "paused": True,
+            "seconds_left": 60.0,
+            "kept": False,
+            "rests": False,
+            "held": 2,
+            "hidden": 3,
+            "running": 1,
+        }
     }
     wait_until(lambda: not consumer.unstarted, SOON, "what waits to be given back")
     queues = panel("sqs_queues")["queues"]
     assert queues["q"] == {**answer["ok"], "held": 1, "waited": None}
     nothing = {"held": 0, "hidden": 0, "running": 0, "waited": None}
-    assert queues["other"] == {"paused": False, "seconds_left": None, "kept": False, **nothing}
+    assert queues["other"] == {
+        "paused": False,
+        "seconds_left": None,
+        "kept": False,
+        "rests": False,
+        **nothing,
+    }
     assert (consumer.noticed, consumer.asked_of) == (["q"], ["q"])
     assert "queue 'q' is paused for 60 s" in caplog.text
 
@@ -232,6 +247,50 @@ def test_what_is_held_is_told_the_longest_first_with_runs_that_were_acknowledged
     assert [each["task_id"] for each in holding("sqs_held", limit=1)["held"]] == ["waits"]
     assert holding("sqs_held", limit=1)["messages"] == 3
     json.dumps(answer)
+
+
+def test_what_waits_for_a_paused_task_says_so(holding):
+    holding.context.receiving.paused_tasks.pause("task")
+    waits = next(each for each in holding.consumer.held() if each.facts.task_id == "waits")
+    waits.wait, waits.facts = Wait.START, replace(waits.facts, task="task")
+    (told,) = holding("sqs_held", task_id="waits")["held"]
+    assert told["waits_for"] == "resume"
+
+
+BRAKES = [
+    BrakeFacts("bank", "on", 12.0, 3, 2, "Down()", ("pay", "refund")),
+    BrakeFacts("mail", "off", 0.0, 1, 0, "", ("send",)),
+]
+
+
+def test_what_waits_for_a_brake_says_so(holding):
+    holding.context.receiving.brakes = lambda: BRAKES
+    waits = next(each for each in holding.consumer.held() if each.facts.task_id == "waits")
+    waits.wait = Wait.START
+    told = []
+    for task in ("refund", "send", None):
+        waits.facts = replace(waits.facts, task=task)
+        told += [each["waits_for"] for each in holding("sqs_held", task_id="waits")["held"]]
+    assert told == ["brake 'bank'", "eta or rate", "eta or rate"]
+
+
+def test_brakes_that_are_not_off_are_told(panel):
+    panel.context.receiving.brakes = lambda: BRAKES
+    (told,) = panel("sqs_queues")["brakes"]
+    assert (told["brake"], told["stage"], told["waiting"]) == ("bank", "on", 2)
+    long = replace(BRAKES[0], error="Down" * MAX_TEXT)
+    panel.context.receiving.brakes = lambda: [long]
+    (told,) = panel("sqs_queues")["brakes"]
+    assert len(told["error"]) == MAX_TEXT
+
+
+def test_a_queue_that_rests_is_told(panel):
+    assert [each["rests"] for each in panel("sqs_queues")["queues"].values()] == [False, False]
+    panel.context.receiving.pauses.rests["q"] = 20.0
+    assert panel("sqs_queues")["queues"]["q"]["rests"]
+    assert not panel("sqs_queues")["queues"]["q"]["paused"]
+    del panel.context.receiving.pauses.rests["q"]
+    assert not panel("sqs_queues")["queues"]["q"]["rests"]
 
 
 def test_of_one_task_its_history_is_told_too(holding, monkeypatch):

@@ -1,7 +1,5 @@
 """A drain on a clock that the test turns: what it does, in which order, and when."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading
@@ -97,7 +95,7 @@ class World:
         self.confirms = True  # whether SQS confirms what is given back
         for name, value in (
             ("SYSTEM_CLOCK", self.clock),
-            ("_sleep", self.sleep),
+            ("sleep", self.sleep),
             ("start_thread", self.start_thread),
             ("active_children", lambda: [SimpleNamespace(pid=7), SimpleNamespace(pid=None)]),
         ):
@@ -247,6 +245,28 @@ def test_the_keys_of_orphans_are_released_before_another_worker_can_have_their_m
     world.drain.begin()
     world.run()
     assert world.notes[-2:] == [(TIMEOUT, "keys go"), (TIMEOUT, "q hands back")]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "order"),
+    [
+        (TIMEOUT, ["run is ended", "keys go", "q hands back"]),
+        (math.inf, ["keys go", "q hands back"]),
+    ],
+    ids=["time is over", "without an end"],
+)
+def test_processes_of_exclusive_tasks_are_killed_before_another_worker_can_have_their_keys(
+    world, timeout, order
+):
+    world.context.release_keys = lambda: world.note("keys go")
+    world.consumer.runs_end = 1 if math.isinf(timeout) else math.inf
+    world.active = [run, threaded] = [Run(world), Run(world, ends=False)]
+    run.is_killed_before_its_key_is_free = True
+    threaded.is_killed_before_its_key_is_free = False
+    world.drain.begin(timeout)
+    world.run()
+    notes = [what for _, what in world.notes]
+    assert [what for what in notes[: notes.index("q hands back") + 1] if what in order] == order
 
 
 def test_what_sqs_has_confirmed_is_counted_and_what_not_is_told(world, caplog):

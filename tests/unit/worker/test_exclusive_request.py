@@ -1,7 +1,5 @@
 """What becomes of a message whose run did not take place, in the worker's main process."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 
@@ -17,7 +15,7 @@ from support.factories import (
 )
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
-from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Why
+from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Why
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -250,6 +248,22 @@ def test_a_run_that_is_gone_has_its_key_released(make, error, delay):
     assert made.worker.key_leases.released == [(lease, delay)]
 
 
+@pytest.mark.parametrize(
+    ("left", "order"),
+    [(1, ["stored", "freed", Lapse()]), (0, ["stored", "given up", "freed"])],
+    ids=["retried", "failed"],
+)
+def test_the_key_of_a_lost_run_is_free_once_its_state_is_stored(make, monkeypatch, left, order):
+    made, steps = make(max_retries=left), []
+    monkeypatch.setattr(made.task.backend, "store_result", lambda *_, **__: steps.append("stored"))
+    monkeypatch.setattr(made.worker.key_leases, "release", lambda *_: steps.append("freed"))
+    monkeypatch.setattr(made, "give_up", lambda *_, **__: steps.append("given up"))
+    monkeypatch.setattr(made, "settle", steps.append)
+    made.dispatch()
+    made.on_failure(exc_info(WorkerLostError("gone")))
+    assert steps == order
+
+
 def cancel(made, pool):
     made.cancel(pool)
 
@@ -268,6 +282,16 @@ def test_a_run_that_is_killed_has_its_key_released_within_a_second(make, kill):
     assert [delay for _, delay in made.worker.key_leases.released] == [1]
     made.on_failure(exc_info(Terminated(-15)))  # now its process is gone
     assert [delay for _, delay in made.worker.key_leases.released] == [1, 0]
+
+
+@pytest.mark.parametrize(("processes", "delays"), [(True, [1, 0]), (False, [1])])
+def test_of_a_shutdown_the_key_of_a_killed_process_is_free_at_once(make, processes, delays):
+    made = make()
+    made.worker.has_processes = processes
+    made.dispatch()
+    made.end_in_shutdown()
+    assert made.is_killed_before_its_key_is_free is processes
+    assert [delay for _, delay in made.worker.key_leases.released] == delays
 
 
 def test_a_pool_that_cannot_end_a_run_leaves_it_its_key(make):

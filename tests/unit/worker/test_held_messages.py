@@ -1,7 +1,5 @@
 """What a held message is, and what a signal to its worker would do to it now."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -98,6 +96,15 @@ def test_a_run_whose_message_is_deleted_is_lost_unless_it_ends_in_time(sqs):
 )
 def test_what_it_waits_for(sqs, wait, told):
     assert described(delivery(sqs, State.HELD, wait=wait), moment())["waits_for"] == told
+
+
+@pytest.mark.parametrize(
+    ("wait", "told"),
+    [(None, None), (Wait.PAYLOAD, "payload"), (Wait.START, "resume"), (Wait.FAR_START, "resume")],
+)
+def test_a_message_whose_task_is_paused_waits_for_its_resume(sqs, wait, told):
+    at = Moment(NOW, WALL, RUNS_HAVE, paused={"t"})
+    assert described(delivery(sqs, State.HELD, wait=wait), at)["waits_for"] == told
 
 
 def test_what_was_received_first_is_held_longest(sqs):

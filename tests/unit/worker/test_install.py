@@ -1,7 +1,5 @@
 """The bootsteps are in every worker of our transport, however it is named, whatever was imported first."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,9 +1,6 @@
 """Releases of keys: a shutdown is woken when the last is done, and one that fails is left to its lease."""
 
-from __future__ import annotations
-
 import math
-import os
 import threading
 from types import SimpleNamespace
 
@@ -12,7 +9,7 @@ from support.clock import FakeClock
 from support.factories import FakeHolder, held_delivery
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.lease_table import LeaseTable
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import StoreError
 from celery_sqs_visibility.events import Extended, Lost, Superseded, emit
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -34,17 +31,17 @@ OWNER = "id/run"
 class World:
     """Runs that have their keys for ten seconds, and their messages for a minute; no threads."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, table):
         self.clock = FakeClock()
         self.store = MemoryStore(self.clock)
         self.forget = []
         subscribe = module.subscribe
         monkeypatch.setattr(module, "subscribe", lambda *args: self.forget.append(subscribe(*args)))
-        self.keys = KeyLeases(self.store, self.clock)
+        self.keys = KeyLeases(self.store, Pump(self.clock))
         self.starts = []
         monkeypatch.setattr(self.keys.lane, "start", lambda: self.starts.append(1))
         self.keys.start()
-        self.table = LeaseTable()
+        self.table = table
         self.told = []
         self.leases = []
 
@@ -79,13 +76,11 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    world = World(monkeypatch)
+def world(monkeypatch, leases):
+    world = World(monkeypatch, leases)
     yield world
     for unsubscribe in world.forget:
         unsubscribe()
-    for end in world.table._pipe:
-        os.close(end)
 
 
 def test_the_threads_are_started_and_follow_the_events_of_messages(world):
@@ -319,12 +314,12 @@ def test_a_request_that_is_gone_is_forgotten(world):
     assert world.work() == 0
 
 
-def leases(many):
+def leases_of_nobody(many):
     return [KeyLease(str(number), OWNER, None) for number in range(many)]
 
 
 def test_leases_fall_due_in_their_order_ten_at_a_time():
-    due, made = DueLeases(), leases(12)
+    due, made = DueLeases(), leases_of_nobody(12)
     for at, lease in enumerate(reversed(made)):
         due.put(lease, at)
     assert due.first() == 0
@@ -335,7 +330,7 @@ def test_leases_fall_due_in_their_order_ten_at_a_time():
 
 
 def test_a_lease_that_falls_due_at_another_time_falls_due_once():
-    due, (lease, other) = DueLeases(), leases(2)
+    due, (lease, other) = DueLeases(), leases_of_nobody(2)
     for at in (1, 3, 2, 2):
         due.put(lease, at)
     due.put(other, 4)
@@ -346,7 +341,7 @@ def test_a_lease_that_falls_due_at_another_time_falls_due_once():
 
 
 def test_of_leases_that_are_gone_or_fall_due_at_other_times_little_is_kept():
-    due, (lease, *gone) = DueLeases(), leases(1000)
+    due, (lease, *gone) = DueLeases(), leases_of_nobody(1000)
     for each in gone:
         due.put(each, 0)
     del gone, each

@@ -1,7 +1,5 @@
 """The model of the waits for a key, in worlds of chance."""
 
-from __future__ import annotations
-
 import pytest
 from support.models.keys import wait_for_keys
 

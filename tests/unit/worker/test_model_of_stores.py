@@ -1,7 +1,5 @@
 """The model of a store that hangs, in worlds of chance."""
 
-from __future__ import annotations
-
 import pytest
 from support.models.steps import live_through
 from support.models.stores import Stores

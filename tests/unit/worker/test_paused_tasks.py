@@ -1,8 +1,7 @@
 """Messages of a paused task wait as copies, or in memory, and run once it is resumed."""
 
-from __future__ import annotations
-
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +13,10 @@ from support.factories import delivery, sqs_queue
 from celery_sqs_visibility.core.delivery import State, Wait
 from celery_sqs_visibility.core.settlements import Why
 from celery_sqs_visibility.delivery.receive.pauses import LOOK_SECONDS, Pauses
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.worker import paused_tasks
-from celery_sqs_visibility.worker.paused_tasks import PausedTasks
+from celery_sqs_visibility.worker import waiting_requests
+from celery_sqs_visibility.worker.paused_tasks import wait_for_resume
 from celery_sqs_visibility.worker.request import DeliveryRequest
+from celery_sqs_visibility.worker.waiting_requests import WaitingRequests
 from celery_sqs_visibility.worker.worker_context import WorkerContext
 
 IDS = map(str, itertools.count())
@@ -38,10 +37,10 @@ class Asked(DeliveryRequest):
         self.delivery.consumer = world
         state.reserved_requests.add(self)
 
-    def put_off(self, eta, why):
+    def put_off(self, seconds, why):
         assert why is Why.PAUSE
         if self.may_copy:
-            self.put_off_for = eta - SYSTEM_CLOCK.wall()
+            self.put_off_for = seconds
         return self.may_copy
 
 
@@ -57,14 +56,17 @@ class World:
     def __init__(self):
         self.clock = FakeClock()
         self.pauses, self.worker = Pauses(self.clock), WorkerContext()
-        self.timers, self.waits, self.applied = [], [], []
+        self.timers, self.waits, self.resumed, self.applied = [], [], [], []
         self.qos = QoS(print, SLOTS)
         consumer = SimpleNamespace(
             qos=self.qos,
             timer=SimpleNamespace(call_after=lambda *entry, **_: self.timers.append(entry)),
             apply_eta_task=self.applied.append,
         )
-        PausedTasks(consumer, self.worker, self.pauses)
+        self.worker.waits_for_resume = partial(wait_for_resume, self.pauses, WaitingRequests(consumer))
+
+    def resume(self, delivery):
+        self.resumed.append(delivery)
 
     def rest(self, _delivery, wait):
         self.waits.append(wait)
@@ -93,7 +95,7 @@ def test_a_message_of_a_paused_task_is_put_off_for_a_minute_and_is_celerys_no_mo
     world.pauses.pause("task")
     request = Asked(world)
     assert request.revoked()
-    assert request.put_off_for == pytest.approx(LOOK_SECONDS, abs=5)
+    assert request.put_off_for == LOOK_SECONDS
     assert request not in state.reserved_requests
     assert not world.timers
 
@@ -102,7 +104,7 @@ def test_it_waits_no_longer_than_the_pause(world):
     world.pauses.pause("task", 20)
     request = Asked(world)
     assert request.revoked()
-    assert request.put_off_for == pytest.approx(20, abs=5)
+    assert request.put_off_for == 20
     world.clock.advance(20)
     assert not Asked(world).revoked()
 
@@ -115,6 +117,7 @@ def test_what_cannot_be_a_copy_waits_in_memory_without_a_slot_and_is_looked_at_a
     assert (world.waits, world.qos.value) == ([Wait.START], SLOTS + 1)
     world.let_timers_go_off()
     assert world.applied == [request], "by Celery, which lowers its prefetch count, and asks again"
+    assert world.resumed == [request.delivery]
     assert request.revoked()
     assert len(world.timers) == 1
 
@@ -125,13 +128,13 @@ def test_what_was_given_back_meanwhile_is_not_looked_at_and_not_put_off(world):
     assert request.revoked()
     request.delivery.state = State.SETTLED
     world.let_timers_go_off()
-    assert world.applied == []
+    assert (world.applied, world.qos.value) == ([], SLOTS)
     assert not request.revoked(), "its dispatch tells"
     assert not world.timers
 
 
 def test_a_worker_that_holds_many_receives_no_others_in_their_place(world, monkeypatch):
-    monkeypatch.setattr(paused_tasks, "MAX_HELD", 1)
+    monkeypatch.setattr(waiting_requests, "MAX_HELD", 1)
     world.pauses.pause("task")
     requests = [Uncopied(world) for _ in range(2)]
     assert all(request.revoked() for request in requests)

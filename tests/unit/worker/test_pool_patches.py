@@ -1,7 +1,5 @@
 """What Celery's pools forget at a consumer's end, how much they run, and how they free their slots."""
 
-from __future__ import annotations
-
 import inspect
 import threading
 from collections import deque

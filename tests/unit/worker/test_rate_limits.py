@@ -1,7 +1,5 @@
 """Rate-limited tasks get their turns: near ones wait in memory without a slot, far ones in SQS."""
 
-from __future__ import annotations
-
 import itertools
 from datetime import UTC, datetime, timedelta
 
@@ -12,12 +10,10 @@ from kombu.utils.limits import TokenBucket
 from support.factories import capacity, delivery, sqs_queue
 
 from celery_sqs_visibility.core.delivery import State
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
-from celery_sqs_visibility.worker import rate_limits
-from celery_sqs_visibility.worker.batches import BatchedRequest
+from celery_sqs_visibility.worker import rate_limits, waiting_requests
 from celery_sqs_visibility.worker.rate_limits import MAX_IN_SQS, RateLimits
 from celery_sqs_visibility.worker.request import DeliveryRequest
-from celery_sqs_visibility.worker.worker_context import WorkerContext
+from celery_sqs_visibility.worker.waiting_requests import WaitingRequests
 
 SLOTS = 2
 RATE = 0.1  # a task every ten seconds
@@ -36,13 +32,13 @@ class Asked(DeliveryRequest):
     may = True
 
     def __init__(self):
-        self.eta_given = None
+        self.put_off_for = None
         self.id = next(IDS)
         self.delivery = delivery(QUEUE, handle=self.id, message_id=self.id)
 
-    def put_off(self, eta):
+    def put_off(self, seconds):
         if self.may:
-            self.eta_given = eta - SYSTEM_CLOCK.wall()
+            self.put_off_for = seconds
         return self.may
 
 
@@ -62,19 +58,13 @@ class Due(Asked):
         return self.due
 
 
-class Batched(BatchedRequest, Due):
-    """One of a task with its own `Strategy`, which has no ETA."""
-
-    def __init__(self):
-        Due.__init__(self)
-
-
 class Consumer:
     """What Celery's does with its buckets and ETAs, but for the timer."""
 
     def __init__(self):
         self.qos = QoS(print, SLOTS)
         self.ran = []
+        self.timers = 0
 
     def apply_eta_task(self, request):
         self.ran.append(request)
@@ -87,11 +77,10 @@ class Consumer:
     def _schedule_bucket_request(self, bucket):
         while bucket.contents and bucket.can_consume(1):
             self._limit_move_to_pool(bucket.pop()[0])
+        self.timers += bool(bucket.contents)
 
     def _limit_post_eta(self, request, bucket, tokens):
-        self.qos.decrement_eventually()
-        bucket.add((request, tokens))
-        self._schedule_bucket_request(bucket)
+        """Ours is in its place."""
 
     def _limit_move_to_pool(self, request):
         self.ran.append(request)
@@ -102,10 +91,11 @@ class World:
 
     def __init__(self):
         self.bucket = TokenBucket(RATE)
-        self.consumer, self.worker = Consumer(), WorkerContext()
+        self.consumer = Consumer()
         self.rested = []
         self.capacity = capacity()
-        RateLimits(self.consumer, self.worker)
+        self.waiting = WaitingRequests(self.consumer)
+        RateLimits(self.consumer, self.waiting)
 
     def rest(self, one, wait):
         """See `core.delivery.Consumer`."""
@@ -135,7 +125,7 @@ class World:
     def wait_for_eta(self, request):
         """As a request does when it is made, and then Celery's strategy."""
         request.delivery.consumer = self
-        self.worker.on_eta(request)
+        self.waiting.wait_for_eta(request)
         self.consumer.qos.increment_eventually()
         return request
 
@@ -149,7 +139,7 @@ def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_unt
     first = world.arrive(Asked())
     assert (world.consumer.ran, world.makes_room) == ([first], 0)
     waiting = [world.arrive(Asked()) for _ in range(2)]
-    assert [request.eta_given for request in waiting] == [None, None]
+    assert [request.put_off_for for request in waiting] == [None, None]
     assert world.makes_room == 2
     assert world.resting == [request.delivery for request in waiting]
     for request in waiting:
@@ -160,7 +150,7 @@ def test_who_need_not_wait_runs_at_once_and_who_waits_a_little_needs_no_slot_unt
 
 def test_who_waits_long_is_put_off_each_after_the_one_before(world):
     requests = [world.arrive(Asked()) for _ in range(8)]
-    turns = [request.eta_given for request in requests]
+    turns = [request.put_off_for for request in requests]
     assert turns[:4] == [None] * 4
     assert turns[4:] == [pytest.approx(seconds, abs=MARGIN) for seconds in (40, 50, 60, 70)]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns[4:]))
@@ -171,11 +161,13 @@ def test_who_comes_back_for_its_turn_goes_before_who_arrives(world):
     for _ in range(5):
         world.arrive(Asked())
     world.bucket.clear_pending()
-    assert world.arrive(Asked()).eta_given == pytest.approx(50, abs=MARGIN), "after the one that was put off"
+    assert world.arrive(Asked()).put_off_for == pytest.approx(50, abs=MARGIN), (
+        "after the one that was put off"
+    )
     back = world.wait_for_eta(Due())
     before = world.makes_room
     world.consumer._limit_post_eta(back, world.bucket, 1)
-    assert back.eta_given is None
+    assert back.put_off_for is None
     assert world.makes_room == before, "it waits for its rate now"
     assert world.consumer.qos.value == SLOTS
 
@@ -185,7 +177,7 @@ def test_who_comes_back_too_early_is_put_off_once_more(world):
         world.arrive(Asked())
     back = world.wait_for_eta(Due())
     world.consumer._limit_post_eta(back, world.bucket, 1)
-    assert back.eta_given == pytest.approx(40, abs=MARGIN)
+    assert back.put_off_for == pytest.approx(40, abs=MARGIN)
     assert world.makes_room == 3
     assert world.consumer.qos.value == SLOTS
 
@@ -206,6 +198,17 @@ def test_who_makes_no_room_has_no_slot_either_until_its_turn(world):
     assert world.makes_room == 2
 
 
+def test_a_bucket_has_one_timer_however_many_wait(world):
+    for _ in range(3):
+        world.arrive(Stuck())
+    world.consumer._limit_post_eta(world.wait_for_eta(Due()), world.bucket, 1)
+    assert (len(world.bucket.contents), world.consumer.timers) == (3, 1)
+    world.bucket.clear_pending()
+    for _ in range(2):
+        world.arrive(Stuck())
+    assert world.consumer.timers == 2, "its timer has found nothing"
+
+
 def test_who_did_not_come_from_sqs_keeps_its_slot(world):
     for _ in range(6):
         world.arrive(type("Request", (), {})())
@@ -214,13 +217,13 @@ def test_who_did_not_come_from_sqs_keeps_its_slot(world):
 
 def test_there_is_a_limit_to_who_is_put_off(world, monkeypatch):
     monkeypatch.setattr(rate_limits, "MAX_IN_SQS", 5)
-    turns = [world.arrive(Asked()).eta_given for _ in range(12)]
+    turns = [world.arrive(Asked()).put_off_for for _ in range(12)]
     assert sum(turn is not None for turn in turns) == 2
     assert MAX_IN_SQS > 5
 
 
 def test_there_is_a_limit_to_who_needs_no_slot(world, monkeypatch):
-    monkeypatch.setattr(rate_limits, "MAX_HELD", 2)
+    monkeypatch.setattr(waiting_requests, "MAX_HELD", 2)
     for _ in range(4):
         world.arrive(Stuck())
     assert world.makes_room == 2
@@ -234,9 +237,8 @@ def test_who_waits_for_its_eta_needs_no_slot_until_then(world):
     assert (world.makes_room, world.resting) == (1, [second.delivery])
 
 
-@pytest.mark.parametrize("request_", [Due(-1), Batched()], ids=["its ETA has passed", "it is collected"])
-def test_who_does_not_wait_keeps_its_slot(world, request_):
-    world.wait_for_eta(request_)
+def test_whose_eta_has_passed_keeps_its_slot(world):
+    world.wait_for_eta(Due(-1))
     assert (world.makes_room, world.resting) == (0, [])
 
 
@@ -257,6 +259,6 @@ def test_what_was_given_back_takes_nobodys_turn_when_its_eta_comes(world):
     state.requests[gone.id] = gone
     gone.delivery.state = State.SETTLED
     world.consumer._limit_post_eta(gone, world.bucket, 1)
-    assert (world.consumer.ran, len(world.bucket.contents), gone.eta_given) == ([], 0, None)
+    assert (world.consumer.ran, len(world.bucket.contents), gone.put_off_for) == ([], 0, None)
     assert world.consumer.qos.value == SLOTS
     assert gone.id not in state.requests

@@ -1,13 +1,10 @@
 """A request settles its delivery once, ends its own run alone, and comes back when killed for nothing."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
 from dataclasses import replace
 from functools import partial
-from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -23,8 +20,10 @@ from celery_sqs_visibility import VisibilityTask
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Why
 from celery_sqs_visibility.delivery.lease_table import LeaseTable
 from celery_sqs_visibility.events import Finished, subscribe
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import request as module
 from celery_sqs_visibility.worker import worker_context
+from celery_sqs_visibility.worker.batches import BatchedRequest
 from celery_sqs_visibility.worker.request import GivenBackError
 
 GIVEN_UP = [("rejected by the task", {})]
@@ -33,6 +32,18 @@ GIVEN_UP = [("rejected by the task", {})]
 @pytest.fixture
 def running(make):
     return make(running=True)
+
+
+class Events:
+    """A dispatcher that takes events, and notes their kinds."""
+
+    enabled = True
+
+    def __init__(self, groups=()):
+        self.groups, self.kinds = groups, []
+
+    def send(self, kind, **_):
+        self.kinds.append(kind)
 
 
 def raising(exc):
@@ -242,7 +253,7 @@ def test_a_run_whose_process_was_told_to_end_with_the_worker_is_given_back(
     see = partial(monkeypatch.setattr, state, "should_stop", 0)
     if seen == "before":
         see()
-    monkeypatch.setattr(Event, "wait", lambda *_: see())  # the signal comes while it is waited for
+    monkeypatch.setattr(module, "sleep", lambda _: see())  # the signal comes while it is waited for
     running.on_failure(lost_by(status))
     assert holder.settled == [RELEASE]
     assert running not in state.active_requests
@@ -257,7 +268,7 @@ def test_a_run_that_was_lost_otherwise_or_has_no_message_has_failed(
 ):
     told = []
     monkeypatch.setattr(Request, "on_failure", lambda self, exc_info, *_: told.append(exc_info))
-    monkeypatch.setattr(Event, "wait", lambda *_: None)
+    monkeypatch.setattr(module, "sleep", lambda _: None)
     monkeypatch.setattr(state, "should_stop", 0 if ending else None)
     running.acknowledged = early
     running.on_failure(lost_by(status))
@@ -289,11 +300,14 @@ def test_what_had_ended_before_it_was_cancelled_has_ended(running, holder):
     assert holder.settled == [Delete()]
 
 
-def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended(running, holder, caplog):
-    running.worker.pool.terminate_job = lambda *_: holder.settled.append("killed")
+def test_a_run_whose_message_is_lost_is_settled_first_and_then_ended_with_an_event(running, holder, caplog):
+    running.eventer = Events()
+    running.worker.pool.terminate_job = lambda pid, _signal: holder.settled.append(pid)
     running.end_lost_run(running.delivery.handle)
+    assert (running.acknowledged, running in state.active_requests) == (True, False)
     running.on_failure(exc_info(Terminated(15)))
-    assert holder.settled == [Lapse(), "killed"]
+    assert holder.settled == [Lapse(), PID]
+    assert running.eventer.kinds == ["task-cancelled"]
     assert f"Task {running.name}[{running.id}] is ended: its message is lost" in caplog.text
 
 
@@ -373,11 +387,10 @@ def test_one_that_is_revoked_before_it_begins_is_counted_as_it_is_settled(make, 
     ("groups", "sent"), [(set(), ["task-started"]), ({"worker"}, []), ({"worker", "task"}, ["task-started"])]
 )
 def test_an_event_of_a_task_is_sent_where_the_dispatcher_takes_some(make, groups, sent):
-    told = []
     one = make()
-    one.eventer = SimpleNamespace(enabled=True, groups=groups, send=lambda kind, **_: told.append(kind))
+    one.eventer = Events(groups)
     one.on_accepted(PID, 0.0)
-    assert told == sent
+    assert one.eventer.kinds == sent
 
 
 def test_of_a_message_from_another_broker_nothing_is_settled_or_measured_here(running, holder):
@@ -410,18 +423,6 @@ def test_what_was_acknowledged_before_is_not_rejected(running, holder):
     running.acknowledge()
     running.reject(requeue=True)
     assert holder.settled == [Delete()]
-
-
-class NotingEvents:
-    """A dispatcher that takes all events, and notes their kinds."""
-
-    enabled, groups = True, ()
-
-    def __init__(self):
-        self.kinds = []
-
-    def send(self, kind, **_):
-        self.kinds.append(kind)
 
 
 @pytest.fixture
@@ -534,7 +535,7 @@ def test_a_run_that_ends_in_a_shutdown_is_killed_and_celery_knows(make_leased):
 @pytest.mark.parametrize(("processes", "told"), [(True, True), (False, False)])
 def test_in_a_shutdown_a_green_pool_tells_of_no_success_of_a_run_that_it_killed(make_leased, processes, told):
     one = make_leased(running=True, processes=processes)
-    one.eventer = NotingEvents()
+    one.eventer = Events()
     one.end_in_shutdown()
     assert (one.eventer is not None) == told
 
@@ -554,17 +555,6 @@ def test_a_run_that_cannot_be_killed_in_a_shutdown_is_told(make_leased, caplog):
     one.end_in_shutdown()
     assert "could not be ended" in caplog.text
     assert "ZeroDivisionError" in caplog.text
-
-
-def test_a_run_whose_message_is_lost_leaves_celerys_books_with_an_event(make_leased, caplog):
-    one = make_leased(running=True)
-    one.eventer = NotingEvents()
-    one.end_lost_run(one.delivery.handle)
-    assert one.worker.pool.killed == [PID]
-    assert one not in state.active_requests
-    assert one.eventer.kinds == ["task-cancelled"]
-    assert one.acknowledged
-    assert "is ended: its message is lost" in caplog.text
 
 
 def test_a_run_at_the_end_of_its_chord_is_not_killed_for_a_lost_message(make_leased, monkeypatch):
@@ -592,34 +582,32 @@ def test_a_revoked_run_is_looked_up_only_where_there_is_something_to_look_at(mak
     assert one.revoked() == bool(one.expires)
 
 
-@pytest.mark.parametrize(("receive_count", "parks"), [(1, 0), (3, 0), (3, 2)])
-def test_the_attempt_of_a_delivery_is_that_of_its_run(app, receive_count, parks):
+@pytest.mark.parametrize(
+    ("receive_count", "parks", "published"), [(1, 0, 0), (3, 0, 0), (3, 2, 0), (1, 0, 4)]
+)
+def test_the_attempt_of_a_delivery_is_that_of_its_run_after_those_of_messages_before_it(
+    app, receive_count, parks, published
+):
     task = app.task(noop, name="task", shared=False)
     delivery = held_delivery(FakeHolder(), receive_count=receive_count)
     delivery.parkings = parks
-    one = request(task, delivery)
-    assert one.delivery.facts.attempt == one.request_dict["retries"] + 1 == 1
-
-
-def test_the_attempts_of_messages_before_it_count(app):
-    task = app.task(noop, name="task", shared=False)
-    one = request(task, held_delivery(FakeHolder()), retries=4)
-    assert one.request_dict["retries"] == 4
-    assert one._published_retries == 4
-    assert one.delivery.facts.attempt == 5
+    one = request(task, delivery, retries=published)
+    assert one.delivery.facts.attempt == one.request_dict["retries"] + 1 == published + 1
 
 
 def test_a_worker_hears_of_a_request_with_an_eta_and_of_no_other(app):
-    task = app.task(noop, name="task", shared=False)
-    heard = []
+    app.task(noop, name="task", shared=False)
+    task, heard = app.tasks["task"], []
     first = request(task, held_delivery(FakeHolder()))
-    first.worker.on_eta = heard.append
+    first.worker.waiting = SimpleNamespace(wait_for_eta=heard.append)
     message = first.message
     type(first)(message, app=app, task=task)
     assert heard == []
     message.headers["eta"] = "2030-01-01T00:00:00+00:00"
     with_eta = type(first)(message, app=app, task=task)
     assert heard == [with_eta]
+    type("Collected", (BatchedRequest, type(first)), {})(message, app=app, task=task)
+    assert heard == [with_eta], "its task has its own strategy"
 
 
 @pytest.mark.parametrize(("receive_count", "parks", "known"), [(1, 0, True), (3, 2, True), (3, 1, False)])
@@ -644,7 +632,8 @@ def test_a_task_is_put_off_by_a_copy_or_not_at_all(make_leased, holder):
     copy = renewal()
     one.message.renewal = lambda *_: copy
     assert one.put_off(123.0, Why.PAUSE)
-    assert asked == [(123.0, 0)]
+    ((eta, retries),) = asked
+    assert (eta - SYSTEM_CLOCK.wall(), retries) == (pytest.approx(123, abs=5), 0)
     assert (holder.settled, one.acknowledged) == ([replace(copy, why=Why.PAUSE)], True)
 
 

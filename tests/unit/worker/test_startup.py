@@ -1,7 +1,5 @@
 """A worker connects once its queues are there: it waits where that helps, and else ends with a sentence."""
 
-from __future__ import annotations
-
 import json
 import logging
 import uuid
@@ -172,7 +170,7 @@ def clock(monkeypatch):
     """One that waits turn."""
     clock = FakeClock()
     monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
-    monkeypatch.setattr(module.threading, "Event", lambda: SimpleNamespace(wait=clock.advance))
+    monkeypatch.setattr(module, "sleep", clock.advance)
     return clock
 
 
@@ -184,11 +182,7 @@ def test_a_pause_lasts_its_seconds(clock):
 
 def test_a_signal_ends_a_pause_at_the_next_look(clock, monkeypatch):
     before = clock.monotonic()
-    monkeypatch.setattr(
-        module.threading,
-        "Event",
-        lambda: SimpleNamespace(wait=lambda seconds: (clock.advance(seconds), stop())),
-    )
+    monkeypatch.setattr(module, "sleep", lambda seconds: (clock.advance(seconds), stop()))
 
     def stop():
         if clock.monotonic() >= before + 1:

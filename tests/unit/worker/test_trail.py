@@ -1,7 +1,5 @@
 """A worker remembers the last events of the tasks that did not simply succeed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

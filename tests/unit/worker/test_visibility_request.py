@@ -1,7 +1,5 @@
 """What a request of a `VisibilityTask` decides: come back, fail for good, or not run at all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -13,12 +11,13 @@ from celery.exceptions import Ignore, NotRegistered, Reject, Terminated, TimeLim
 from celery.utils.serialization import UnpickleableExceptionWrapper
 from celery.worker import state
 from celery.worker.request import Request
-from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, request
+from support.factories import AFTER_AN_ERROR, FakeHolder, exc_info, held_delivery, noop, request
 
 from celery_sqs_visibility import InactivityError
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse
 from celery_sqs_visibility.delivery.lease_table import INACTIVE, UNWATCHED
 from celery_sqs_visibility.events import Failed, subscribe
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.base import VisibilityTask
 from celery_sqs_visibility.task.chord_end import COUNTED, note_counted
 from celery_sqs_visibility.task.retries import VisibilityRetry
@@ -96,10 +95,6 @@ def make(app):
     return make
 
 
-def noop():
-    """A task."""
-
-
 def reason(one):
     """Why it was given up; the only settlement."""
     [(text, _)] = one.holder.settled
@@ -138,6 +133,12 @@ def test_it_comes_back_when_its_child_says(make, failures, delay, settled):
     [failed] = failures
     assert (failed.attempt, failed.delay, failed.last) == (2, delay, False)
     assert "ValueError('no')" in failed.error
+
+
+def test_a_retry_without_an_exception_is_told_by_its_time(make, failures):
+    one = make()
+    one.on_retry(exc_info(VisibilityRetry(None, None, 4)))
+    assert [failed.error for failed in failures] == ["Retry in 4 s"]
 
 
 def test_a_failure_that_its_child_decided_is_stored_and_then_given_up(make, failures, monkeypatch):
@@ -213,6 +214,24 @@ def test_a_lost_run_that_comes_back_is_reported_as_its_child_would_have(make, ap
     assert one.handled == [("on_retry", WorkerLostError)]
     assert [str(each) for each in seen] == [str(VisibilityRetry(None, LOST, 9))]
     assert [(failed.attempt, failed.delay, failed.last) for failed in failures] == [(1, 9, False)]
+
+
+def test_it_comes_back_once_retry_is_stored_which_would_replace_its_next_state(make, monkeypatch):
+    one, before = make(error_visibility_timeout=0), []
+    monkeypatch.setattr(
+        one.task.backend, "mark_as_retry", lambda *_, **__: before.append(list(one.holder.settled))
+    )
+    one.on_failure(exc_info(LOST))
+    assert (before, one.holder.settled) == ([[]], [Hide(0)])
+
+
+@pytest.mark.parametrize(("left", "states"), [(60, ["RETRY"]), (0, [])], ids=["held", "lost"])
+def test_a_lost_run_whose_message_is_lost_leaves_the_state_to_another(make, monkeypatch, left, states):
+    one, stored = make(), []
+    monkeypatch.setattr(one.task.backend, "store_result", lambda *args, **_: stored.append(args[2]))
+    one.delivery.deadline = SYSTEM_CLOCK.monotonic() + left
+    one.on_failure(exc_info(LOST))
+    assert stored == states
 
 
 @pytest.mark.parametrize("exc", [LOST, TimeLimitExceeded(5)])

@@ -1,7 +1,5 @@
 """A worker's context calls in the loop while there is one, and knows whether its pool can end runs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

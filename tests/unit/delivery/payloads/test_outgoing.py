@@ -1,13 +1,12 @@
 """Messages of any size: sent as they are, as pointers, or refused with a sentence."""
 
-from __future__ import annotations
-
 import pytest
 from support.factories import EVERYTHING, counts, requests, sqs_queue
 
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
+from celery_sqs_visibility.delivery.payloads import outgoing as module
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -209,6 +208,11 @@ def test_of_duplicates_that_a_fifo_queue_drops_no_payload_stays(sqs, objects, ou
     sent = received(queue)
     pointer = pointer_in(sent["Body"], sent["MessageAttributes"], ReadablePayloads("payloads"))
     assert objects.objects == {pointer.key: f"{LARGE}0".encode()}
+
+
+def test_only_the_latest_messages_are_remembered(outgoing, monkeypatch):
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 2)
+    assert [outgoing._is_new(each) for each in "abbcba"] == [True, True, False, True, False, True]
 
 
 def test_after_an_answer_that_was_lost_both_payloads_stay(sqs, objects, outgoing):

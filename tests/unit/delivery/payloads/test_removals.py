@@ -1,13 +1,12 @@
 """Payloads of deleted messages go in batches, for as long as it may help to try."""
 
-from __future__ import annotations
-
 import pytest
 from support.clock import FakeClock
 from support.lanes import work_off
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery.payloads.removals import LINGER_SECONDS, TRY_SECONDS, Removals
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 
 DELETES = "DeleteObjects"
@@ -16,7 +15,7 @@ DELETES = "DeleteObjects"
 class World:
     def __init__(self):
         self.clock, self.objects = FakeClock(), FakeObjectStore()
-        self.removals = Removals(self.objects, self.clock)
+        self.removals = Removals(self.objects, Pump(self.clock))
 
     def remove(self, count):
         for number in range(count):

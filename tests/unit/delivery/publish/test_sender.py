@@ -1,7 +1,5 @@
 """Batches leave while messages are still coming, several side by side, and closing means sent."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from dataclasses import replace

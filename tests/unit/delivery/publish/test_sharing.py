@@ -1,7 +1,5 @@
 """Concurrent publications: what shares a request, who hears of what, and who is never left waiting."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

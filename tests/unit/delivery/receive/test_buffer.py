@@ -1,7 +1,5 @@
 """In order, to one reader, who is woken once however many messages arrive."""
 
-from __future__ import annotations
-
 import os
 import select
 from concurrent.futures import ThreadPoolExecutor

@@ -1,6 +1,6 @@
 """From what a poll brought to deliveries: with an honest deadline, and nothing thrown away."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -19,6 +19,7 @@ from celery_sqs_visibility.delivery.receive.decoder import (
     UnreadableError,
 )
 from celery_sqs_visibility.events import DeliveryFacts, Received
+from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 QUEUE = sqs_queue()
@@ -40,7 +41,10 @@ class World:
     def __init__(self, visibility_timeout=TIMEOUT, **options):
         self.clock = FakeClock()
         self.settled = []
-        self.decoder = Decoder(open_message, every_queue(visibility_timeout), self.clock, self, **options)
+        self.options = SimpleNamespace(
+            for_queue=every_queue(visibility_timeout), readable_payloads=NO_PAYLOADS
+        )
+        self.decoder = Decoder(open_message, self, self.clock, **options)
 
     def settle(self, delivery, settlement):
         self.settled.append((delivery, settlement))

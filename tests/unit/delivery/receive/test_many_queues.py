@@ -1,7 +1,5 @@
 """One worker, many queues, simulated: a busy queue keeps its pace, idle ones rotate; little is held."""
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools

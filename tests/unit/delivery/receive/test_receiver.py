@@ -1,7 +1,5 @@
 """The polling of one queue: requests on the pump's threads, of which some help, hang or die."""
 
-from __future__ import annotations
-
 import itertools
 import queue as queues
 import threading
@@ -49,7 +47,6 @@ class World:
             self.capacity,
             every_queue(30, polling_interval=interval, polling_interval_max=interval)(self.name),
             EVERYTHING,
-            self.clock,
             self.take,
             self.pump,
             self.over.append,

@@ -1,7 +1,5 @@
 """Celery gets a message when there is a slot for it, and in the order of the queues."""
 
-from __future__ import annotations
-
 import gc
 import select
 import threading

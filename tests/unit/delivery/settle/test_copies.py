@@ -1,7 +1,5 @@
 """A message of several records: each goes on as a message of its own, and none is lost."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.factories import DELETES

@@ -1,7 +1,5 @@
 """The known permissions of a queue count until SQS says otherwise."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.clock import FakeClock

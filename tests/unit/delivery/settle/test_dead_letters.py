@@ -1,7 +1,5 @@
 """What a dead letter says, within what SQS takes."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.clock import FakeClock

@@ -1,7 +1,5 @@
 """What is given up, rejected, or no task: kept, dead-lettered or deleted."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.clock import FakeClock

@@ -1,7 +1,5 @@
 """Copies go out in batches, side by side; nothing is sent twice that was sent, whatever interrupts it."""
 
-from __future__ import annotations
-
 import pytest
 from support import factories
 from support.clock import FakeClock
@@ -50,7 +48,6 @@ class World:
             outgoing,
             permissions,
             DeadLetters(RedriveBook(lambda _: lambda: self.graves)),
-            self.clock,
             self.note_end,
             Pump(self.clock),
         )

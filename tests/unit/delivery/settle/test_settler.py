@@ -1,7 +1,5 @@
 """Settlements share requests, are tried again while it makes sense, and each has one end."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -55,7 +53,6 @@ class World:
         self.listener = lambda: None
         self.settler = Settler(
             SettlementBatches(window),
-            self.clock,
             self.note,
             CopyPermissions(self.clock),
             Pump(self.clock),

@@ -1,14 +1,13 @@
 """Every message of a log is accounted for, and a broken rule is found."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 
 import pytest
 from click.testing import CliRunner
 
-from celery_sqs_visibility.aws.cloudwatch_logs import CloudWatchLogs
+from celery_sqs_visibility.aws.cloudwatch import CloudWatchLogs
+from celery_sqs_visibility.core.endings import CAUSES
 from celery_sqs_visibility.operate.audit import account as module
 from celery_sqs_visibility.operate.audit.account import Auditor
 from celery_sqs_visibility.operate.commands import sqs as group
@@ -57,14 +56,14 @@ def account_of(*lines):
     return auditor.account()
 
 
-def idle(at, worker="w1", process=1):
+def idle(at, worker="w1", process=1, message="hello"):
     """A line that tells of no message: the worker goes on."""
     return json.dumps(
         {
             "timestamp": datetime.fromtimestamp(1_000_000 + at, UTC).isoformat(),
             "node": worker,
             "process": process,
-            "message": "hello",
+            "message": message,
         }
     )
 
@@ -72,7 +71,7 @@ def idle(at, worker="w1", process=1):
 def test_a_success_is_done_and_other_lines_are_passed_over():
     account = account_of("Traceback", *run(0, 5), idle(500), '["list"]')
     assert account.messages == {"done": 1}
-    assert (account.runs, account.more_runs.total(), account.passed_over) == (1, 0, 3)
+    assert (account.runs, account.more_runs.total(), account.passed_over_lines) == (1, 0, 3)
     assert account.is_well
 
 
@@ -111,6 +110,32 @@ def test_each_further_run_has_its_reason(first, again, reason):
     assert account.runs == 2
 
 
+@pytest.mark.parametrize("cause", [*CAUSES.values(), "one of tomorrow"])
+@pytest.mark.parametrize(("message", "where"), [(PARKED, "back in SQS"), (COPIED, "went on as a copy")])
+def test_a_message_may_wait_for_any_cause(cause, message, where):
+    account = account_of(received(0), line(1, message, seconds=10, cause=cause), idle(900))
+    assert account.messages == {where: 1}
+    assert account.is_well
+
+
+@pytest.mark.parametrize("how", [(LOST,), ()])
+def test_a_worker_that_runs_a_message_once_more_has_two_runs(how):
+    account = account_of(*run(0, 101, how=how), *run(150, 5, receive=2))
+    assert account.runs == 2
+    assert account.more_runs == {"lease lost" if how else module.UNEXPLAINED: 1}
+
+
+@pytest.mark.parametrize("start", [30, 500])
+def test_a_container_that_starts_anew_has_the_same_process_id_and_explains_a_run(start):
+    cut_off, again = run(0, 0, how=()), run(110, 5, receive=2, worker="w3")
+    assert account_of(*cut_off, idle(start, message="worker starts"), *again, idle(900)).is_well
+    other = account_of(*cut_off, idle(start, "w2", message="worker starts"), *again, idle(900))
+    assert other.more_runs == {module.UNEXPLAINED: 1}
+    assert [each.rule for each in other.findings] == [module.VANISHED]
+    went_on = account_of(*cut_off, idle(400), idle(500, message="worker starts"), *again)
+    assert not went_on.is_well
+
+
 def test_a_holding_without_a_run_between_two_runs_hides_no_reason():
     given_back = [received(20, 2), line(21, "message released", 2)]
     account = account_of(*run(0, 5, how=FAILED), *given_back, *run(25, 5, receive=3))
@@ -120,9 +145,9 @@ def test_a_holding_without_a_run_between_two_runs_hides_no_reason():
 
 def test_receives_without_a_line_are_counted_and_explain_a_run():
     account = account_of(*run(0, 0, how=()), idle(500), *run(300, 5, receive=4, worker="w2"))
-    assert account.unlogged == 2
+    assert account.unlogged_receives == 2
     assert account.more_runs == {"after a receive that is in no log": 1}
-    assert account_of(*run(0, 5, receive=3)).unlogged == 2
+    assert account_of(*run(0, 5, receive=3)).unlogged_receives == 2
 
 
 def test_a_run_for_which_nothing_is_a_reason_is_not_well():
@@ -142,6 +167,13 @@ def test_a_message_that_comes_back_while_it_is_held_goes_on_under_its_newer_rece
     ]
     account = account_of(*lines)
     assert (account.runs, account.messages, account.findings) == (1, {"back in SQS": 1}, [])
+
+
+def test_a_receive_that_comes_after_a_newer_one_or_twice_is_no_holding():
+    account = account_of(
+        received(0, 2), received(0, 2), received(1), line(2, "message deleted", 2), idle(900)
+    )
+    assert (account.messages, account.findings, account.unlogged_receives) == ({"done": 1}, [], 0)
 
 
 RULES = {

@@ -1,7 +1,5 @@
 """The commands, on a queue in memory: what they take, refuse, ask and print."""
 
-from __future__ import annotations
-
 import json
 import threading
 

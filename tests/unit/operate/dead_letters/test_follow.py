@@ -1,7 +1,5 @@
 """Which letters come back after a retry, and what a look for them leaves behind."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.aws.queues import HIDDEN, VISIBLE, counts

@@ -1,7 +1,5 @@
 """Letters that have something in common are one group."""
 
-from __future__ import annotations
-
 import click
 import pytest
 

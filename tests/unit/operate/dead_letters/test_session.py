@@ -1,7 +1,5 @@
 """A look at dead letters: where they are, which it holds, and which it leaves out."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

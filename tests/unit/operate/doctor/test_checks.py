@@ -1,7 +1,5 @@
 """Each check finds what it is for, and nothing where all is well."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
@@ -229,7 +227,7 @@ FOUND = [
         facts(settings={"worker_enable_remote_control": True}),
         "broker_transport_options = {'remote_control': True}",
     ),
-    (NOTE, facts(settings={"worker_send_task_events": True}), "No monitor hears of these events"),
+    (NOTE, facts(settings={"worker_send_task_events": True}), "No monitor gets these events"),
     (
         WARNING,
         facts(options={"remote_control": True}, control_permissions={"sqs:ListQueues": ProbeResult.DENIED}),

@@ -1,7 +1,5 @@
 """The facts of an app and its queues."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

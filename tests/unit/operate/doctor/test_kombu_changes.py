@@ -1,7 +1,5 @@
 """What an app is told that leaves kombu's transport."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.operate.doctor.command import show

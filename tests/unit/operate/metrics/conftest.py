@@ -1,7 +1,5 @@
 """Series that a recorder fills, on a clock that stands still."""
 
-from __future__ import annotations
-
 import pytest
 from support.clock import FakeClock
 

@@ -1,7 +1,5 @@
 """Each alert of `examples/prometheus` fires for what it is for, and not for a healthy series; and a rule."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -106,6 +104,10 @@ SERIES = {
     "QueuePausedForHours": (
         {f"celery_sqs_queue_paused{{{Q}}}": "1x240"},
         {f"celery_sqs_queue_paused{{{Q}}}": "0x120 1x120"},
+    ),
+    "BrakeIsOn": (
+        {'celery_sqs_brake_on{brake="bank"}': "0 1 1 0 1 1 " * 40},  # now and then a call is answered
+        {'celery_sqs_brake_on{brake="bank"}': "0x235 1x5"},
     ),
     "CredentialsRefused": (
         {DELETES % "ExpiredTokenException": "0+1x240"},

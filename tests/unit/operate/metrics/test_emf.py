@@ -1,7 +1,5 @@
 """Lines for CloudWatch follow its specification."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Prometheus and OpenTelemetry get the same numbers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The dashboard and the alerts in `examples/`: their queries parse, and name metrics that there are."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every event is counted once, under labels that are few."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility import events

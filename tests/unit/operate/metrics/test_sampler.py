@@ -1,7 +1,5 @@
 """One worker counts the queues, at times of its own, and what it does not know is not told."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """What the options ask for is what a worker has, and no more."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +19,7 @@ from celery_sqs_visibility.operate.metrics import names, worker_metrics
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState, show_state, worker_state
 from celery_sqs_visibility.operate.metrics.series import Series
 from celery_sqs_visibility.operate.metrics.worker_metrics import WorkerMetrics, exporters_of
+from celery_sqs_visibility.policy.health import BrakeFacts
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.prefetch import Slots
 from celery_sqs_visibility.transport.receiving import Receiving
@@ -156,6 +155,18 @@ def test_a_queue_that_is_paused_or_of_which_no_more_may_run_is_told():
     assert [series.read_gauge(each) for each in (names.PAUSED, names.FULL)] == [free, taken]
     here.receiving.pauses.pause("mail", 60)
     assert series.read_gauge(names.PAUSED) == taken
+
+
+def test_a_brake_is_told_with_what_waits_for_it():
+    here, series = context(), Series()
+    show_state(series, here)
+    assert series.read_gauge(names.BRAKE_ON) == []
+    here.receiving.brakes = lambda: [
+        BrakeFacts("bank", "on", 12.0, 3, 7),
+        BrakeFacts("mail", "easing", 12.0, 3, 1),
+    ]
+    assert series.read_gauge(names.BRAKE_ON) == [(("bank",), 1), (("mail",), 0)]
+    assert series.read_gauge(names.BRAKE_WAITING) == [(("bank",), 7), (("mail",), 1)]
 
 
 def test_a_store_that_cannot_be_opened_is_told_as_the_worker_starts(app):

@@ -1,12 +1,11 @@
 """Workers' answers, the last ones of those that do not answer any more included."""
 
-from __future__ import annotations
-
 import pytest
 from kombu.exceptions import OperationalError
 from support.clock import FakeClock
 
 from celery_sqs_visibility.errors import CommandNotSentError
+from celery_sqs_visibility.operate import invocation
 from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.status import answers as module
 from celery_sqs_visibility.operate.status.answers import MAX_SILENT_SECONDS, REQUESTS_OF_A_COMMAND
@@ -30,8 +29,8 @@ def ask(monkeypatch):
                 raise found
             return found
 
-        monkeypatch.setattr(module, "ask", one)
-        monkeypatch.setattr(module, "is_controlled", lambda _app: True)
+        monkeypatch.setattr(invocation, "ask", one)
+        monkeypatch.setattr(invocation, "is_controlled", lambda _app: True)
 
     return answer
 

@@ -1,7 +1,5 @@
 """The board of `status --watch`, as a terminal shows it."""
 
-from __future__ import annotations
-
 import io
 import sys
 
@@ -12,8 +10,7 @@ from support.clock import FakeClock
 from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.status import board as module
 from celery_sqs_visibility.operate.status.board import Board
-from celery_sqs_visibility.operate.status.report import QueueStatus, Status
-from celery_sqs_visibility.operate.status.work import QueueWork
+from celery_sqs_visibility.operate.status.report import QueueStatus, QueueWork, Status
 
 ANSWER = {
     "pool": "prefork",
@@ -138,14 +135,8 @@ def test_there_is_no_console_without_a_terminal_or_on_a_dumb_one(monkeypatch):
     assert module.new_console(colours=True).color_system == "256"
 
 
-def test_watching_ends_at_ctrl_c():
-    taken = iter([Status([], notes=("the first look",))])
+def test_it_is_drawn_on_a_terminal():
     raw = io.StringIO()
-
-    def take():
-        for each in taken:
-            return each
-        raise KeyboardInterrupt
-
-    module.watch(take, 0.001, Console(file=raw, force_terminal=True, width=80))
+    with module.drawn_on(Console(file=raw, force_terminal=True, width=80)) as show:
+        show(Status([], notes=("the first look",)))
     assert "the first look" in raw.getvalue()

@@ -1,15 +1,12 @@
-from __future__ import annotations
-
 import json
 import sys
-from types import SimpleNamespace
+from functools import partial
 
 import pytest
-from click.testing import CliRunner
 from support.app import behind, close_app, make_app
+from support.commands import invoke
 
 from celery_sqs_visibility.operate.app_queues import QueueDepth
-from celery_sqs_visibility.operate.commands import sqs as group
 from celery_sqs_visibility.operate.status import command as module
 from celery_sqs_visibility.operate.status.report import QueueStatus, Status
 
@@ -23,10 +20,7 @@ def run(emulator, queue, sqs):
     sqs.send_message(QueueUrl=url, MessageBody="m")
     app = make_app("status", behind(emulator.url, {"task_default_queue": queue}), set_as_current=False)
 
-    def invoke(*args, **options):
-        return CliRunner().invoke(group, args, obj=SimpleNamespace(app=app), **options)
-
-    yield invoke
+    yield partial(invoke, app)
     close_app(app)
 
 
@@ -53,7 +47,7 @@ def test_watching_goes_on_until_ctrl_c_and_frames_that_are_piped_do_not_run_toge
             return each
         raise KeyboardInterrupt
 
-    module.watch(take, print, 0.001)
+    module.watch(take, module.framed(print), 0.001)
     assert capsys.readouterr().out == "a\n\nb\n"
 
 

@@ -1,6 +1,4 @@
-"""The status of queues, from SQS and CloudWatch."""
-
-from __future__ import annotations
+"""The status of queues, from SQS, CloudWatch and workers."""
 
 from types import SimpleNamespace
 
@@ -15,10 +13,16 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.aws.redrive import RedriveBook
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.operate.app_queues import QueueDepth
-from celery_sqs_visibility.operate.queue_metrics import METRICS_OF_A_QUEUE, OLDEST, TRAFFIC, QueueMetrics
-from celery_sqs_visibility.operate.status.report import METRICS_SECONDS, QueueReport, QueueStatus, Status
+from celery_sqs_visibility.operate.queue_metrics import OLDEST, TRAFFIC, QueueMetrics
+from celery_sqs_visibility.operate.status.report import (
+    METRICS_SECONDS,
+    QueueReport,
+    QueueStatus,
+    QueueWork,
+    Status,
+    work_of,
+)
 from celery_sqs_visibility.operate.status.tables import sentences
-from celery_sqs_visibility.operate.status.work import QueueWork
 from celery_sqs_visibility.policy.options import Options
 
 
@@ -147,5 +151,78 @@ def test_the_cost_of_watching_is_told(report):
     assert said == "every 2 s about 10 requests a refresh, up to 432,000 a day: USD 0.17."
     taking = report(FakeCloudWatch({("q", TRAFFIC[0]): [1.0]}))
     taking.take()
-    assert METRICS_OF_A_QUEUE == 7
     assert "and USD 0.10 for CloudWatch" in taking.cost(2, 8)
+
+
+def worker(slots, busy, **queues):
+    """An answer to `sqs_queues`; `queues` are numbers of runs, negative ones of paused queues."""
+    return {
+        "slots": slots,
+        "busy": busy,
+        "queues": {
+            name: {
+                "paused": runs < 0,
+                "held": abs(runs) + 1,
+                "running": abs(runs),
+                "waited": float(abs(runs)),
+            }
+            for name, runs in queues.items()
+        },
+    }
+
+
+def test_the_workers_that_consume_a_queue_are_summed_up():
+    answers = {
+        "a": worker(4, 3, orders=1, mail=2),
+        "b": worker(2, 2, orders=2),
+        "c": worker(8, 8, mail=8),
+        "d": {"error": "KeyError('sqs_queues')"},
+    }
+    work = work_of("orders", answers)
+    assert (work.workers, work.slots, work.free) == (2, 6, 1)
+    assert (work.running, work.held, work.waited, work.others) == (3, 5, 2.0, {"mail": 2})
+
+
+@pytest.mark.parametrize(
+    ("answers", "why"),
+    [
+        ({}, "NO WORKER that answered consumes it"),
+        ({"a": worker(4, 4, mail=4)}, "NO WORKER that answered consumes it"),
+        ({"a": worker(4, 0, orders=-1), "b": worker(4, 0, orders=-1)}, "it is paused"),
+        ({"a": worker(4, 0, orders=-1), "b": worker(4, 3, orders=3)}, None),
+        ({"a": worker(4, 4, orders=1, reports=3)}, "slots are taken by reports (3 of 4)"),
+        ({"a": worker(4, 4, orders=3, reports=1)}, "all slots are taken (3 of 4 by its own tasks)"),
+    ],
+    ids=["no worker", "no consumer", "paused", "free", "others", "own"],
+)
+def test_a_queue_says_why_its_messages_wait(answers, why):
+    assert work_of("orders", answers).why_waiting() == why
+
+
+def braked(*brakes, **queues):
+    """The answer of a worker with these brakes, by name and stage, in which all queues rest."""
+    answer = worker(4, 0, **queues)
+    for each in answer["queues"].values():
+        each["rests"] = True
+    return {**answer, "brakes": [{"brake": name, "stage": stage} for name, stage in brakes]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "brakes"),
+    [
+        ({"a": braked(("bank", "on"), ("mail", "easing"), orders=0)}, "'bank'"),
+        ({"a": braked(("mail", "on"), orders=0), "b": braked(("bank", "on"), orders=0)}, "'bank', 'mail'"),
+        ({"a": braked(("bank", "on"), orders=0), "b": worker(4, 0, orders=-1)}, "'bank'"),
+        ({"a": braked(("bank", "on"), orders=0), "b": worker(4, 0, orders=0)}, None),
+        ({"a": braked(("bank", "easing"), orders=0)}, None),
+    ],
+    ids=["one", "two", "paused elsewhere", "polled elsewhere", "easing"],
+)
+def test_a_queue_that_rests_for_a_brake_says_so(answers, brakes):
+    why = f"for brake {brakes}, and the queue is polled seldom meanwhile" if brakes else None
+    assert work_of("orders", answers).why_waiting() == why
+
+
+def test_a_worker_of_an_older_release_tells_less():
+    answers = {"a": {"slots": 1, "busy": 0, "queues": {"q": {"paused": False, "held": 0}}}}
+    assert work_of("q", answers) == QueueWork(workers=1, slots=1, free=1, others={})

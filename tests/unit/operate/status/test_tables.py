@@ -1,11 +1,13 @@
 """Tables and sentences of a status."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.operate.app_queues import QueueDepth
-from celery_sqs_visibility.operate.status.report import QueueStatus, Status
-from celery_sqs_visibility.operate.status.tables import queue_tables, sentences, worker_table
-from celery_sqs_visibility.operate.status.work import QueueWork
+from celery_sqs_visibility.operate.status.report import QueueStatus, QueueWork, Status
+from celery_sqs_visibility.operate.status.tables import (
+    brake_sentences,
+    queue_tables,
+    sentences,
+    worker_table,
+)
 
 WORK = QueueWork(workers=2, slots=8, free=0, running=8, held=9, waited=64.2)
 
@@ -50,3 +52,25 @@ def test_silent_workers_come_last():
 def test_sentences_begin_with_why_messages_wait():
     said = list(sentences(Status([row()], notes=("a note",))))
     assert said == ["queue 'orders': 1,204 wait: all slots are taken (8 of 8 by its own tasks).", "a note"]
+
+
+def brake(**facts):
+    known = {"brake": "bank", "stage": "on", "seconds": 12.0, "tries": 3, "waiting": 20, "error": "Down()"}
+    return {**known, "tasks": ["pay", "refund"], **facts}
+
+
+def test_a_brake_is_told_for_all_workers_together():
+    workers = {
+        "a@h": {"error": "KeyError('sqs_queues')"},
+        "b@h": {"brakes": [brake(error=""), brake(brake="mail", stage="easing", tasks=["send"])]},
+        "c@h": {"brakes": [brake(stage="easing", seconds=80.0, waiting=4)]},
+    }
+    error = "runs tried; the latest error is Down()."
+    assert list(brake_sentences(workers)) == [
+        f"brake 'bank' of pay, refund is on in 2 of 3 workers, for 12s: 24 messages held, 6 {error}",
+        f"brake 'mail' of send is easing in 1 of 3 workers, for 12s: 20 messages held, 3 {error}",
+    ]
+    one = {"b@h": {"brakes": [brake(error="", waiting=1, tries=1)]}}
+    assert next(iter(sentences(Status([], one)))).endswith(
+        "on in 1 of 1 worker, for 12s: 1 message held, 1 run tried; the latest error is unknown."
+    )

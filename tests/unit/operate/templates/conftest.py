@@ -1,7 +1,5 @@
 """Queues whose names and attributes are hard to write, with policies."""
 
-from __future__ import annotations
-
 import pytest
 
 from celery_sqs_visibility.operate.templates.stack import Stack

@@ -1,7 +1,5 @@
 """Delays, deaths and ends of tasks in turned time."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory has bounds."""
 
-from __future__ import annotations
-
 from celery_sqs_visibility.core.recent import RecentKeys
 
 

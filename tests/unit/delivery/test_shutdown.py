@@ -1,7 +1,5 @@
 """How consumers end whose long polls are open: as few receives as possible, and nothing hidden for long."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

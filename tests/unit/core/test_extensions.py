@@ -1,7 +1,5 @@
 """Deliveries share extensions by falling due in buckets, and by filling up each other's batches."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -9,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import factories
 
+from celery_sqs_visibility.core import extensions as module
 from celery_sqs_visibility.core.extensions import (
     BUCKETS,
+    Bucket,
     ExtensionSchedule,
     extension_seconds,
     seconds_apart,
@@ -124,3 +124,20 @@ def test_what_is_extended_is_hidden_for_longer_afterwards(interval, left, second
 @pytest.mark.parametrize(("interval", "apart"), [(40, 40), (95, 25), (0, 120)])
 def test_extensions_are_as_far_apart_as_the_heartbeat_leaves_them(interval, apart):
     assert seconds_apart(factories.every_queue(120, interval)("q")) == apart
+
+
+def test_what_memory_lacked_for_can_be_taken_out(monkeypatch):
+    class Small(Bucket):
+        def __setitem__(self, delivery, _none):
+            if self:
+                raise MemoryError
+            super().__setitem__(delivery, None)
+
+    extensions = ExtensionSchedule()
+    other, first, second = (factories.delivery(queue) for queue in (QUEUES[1], QUEUES[0], QUEUES[0]))
+    extensions.add([other], 1000, INTERVAL)
+    monkeypatch.setattr(module, "Bucket", Small)
+    with pytest.raises(MemoryError):
+        extensions.add([first, second], 1000, INTERVAL)
+    extensions.remove(first)
+    assert all_due(extensions, 1000) == [[other]]

@@ -1,7 +1,5 @@
 """A worker's facts: those of its pool, of Celery's loop and of the threads that it has."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -33,7 +31,9 @@ class QueueConsumer:
 
 @pytest.fixture
 def consumer():
-    receiving = SimpleNamespace(worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late)
+    receiving = SimpleNamespace(
+        worker_queue_consumers=[QueueConsumer()], loop_late=WorkerContext().loop_late, brakes=list
+    )
     context = SimpleNamespace(receiving=receiving)
     buffer = SimpleNamespace(looped_at=SYSTEM_CLOCK.monotonic() - 60)
     transport = SimpleNamespace(context=context, buffer=buffer)
@@ -56,7 +56,7 @@ def test_a_loop_that_hangs_is_answered_as_unavailable(consumer):
     response = WorkerHealth(consumer).live()
     answer = json.loads(response.body)
     assert (response.status, answer["node"], answer["pid"]) == (503, "w@h", os.getpid())
-    assert answer["reason"].startswith("stuck: Celery's main thread")
+    assert answer["reason"].startswith("stuck: Celery's event loop has been blocked")
     assert answer["polls"][0]["queue"] == "orders"
 
 

@@ -1,7 +1,5 @@
 """A paused queue is not polled, gives back what waits, and costs the other queues nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
