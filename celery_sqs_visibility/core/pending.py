@@ -131,7 +131,7 @@ class PendingMessages(Generic[Tag]):
     """Messages that are published and not yet sent.
 
     Args:
-        linger: seconds for which a batch that is not full waits for more.
+        linger: seconds for which a batch that is not full waits for more; by default a second.
         give_up: how many seconds an outage may last before its messages are given up.
 
     Attributes:
@@ -140,11 +140,11 @@ class PendingMessages(Generic[Tag]):
         accepted: number of messages ever added.
     """
 
-    def __init__(self, linger: float = LINGER_SECONDS, give_up: float = GIVE_UP_SECONDS) -> None:
+    def __init__(self, linger: float | None = None, give_up: float = GIVE_UP_SECONDS) -> None:
         self.size = 0
         self.accepted = 0
         self.failures: list[tuple[Tag, SQSError]] = []
-        self._linger = linger
+        self._linger = LINGER_SECONDS if linger is None else linger
         self._give_up = give_up
         self._messages: dict[PendingMessage[Tag], None] = {}  # in the order of their publication
         self._batches: dict[Queue, PendingBatches[Tag]] = {}

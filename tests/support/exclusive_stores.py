@@ -5,6 +5,7 @@ import uuid
 from contextlib import contextmanager
 
 import boto3
+import redis
 from support.faults import black_hole
 from support.proxy import FaultProxy
 from support.redis_server import RedisServer
@@ -53,6 +54,11 @@ class HangingRedis:
         finally:
             self._server.signal_main(signal.SIGCONT)
 
+    def asked(self):
+        """How often a key was asked for, or changed."""
+        with redis.Redis.from_url(self.url) as client:
+            return client.info("commandstats")["cmdstat_evalsha"]["calls"]
+
     def __enter__(self):
         self._server.start()
         return self
@@ -74,6 +80,10 @@ class HangingDynamoDB:
         """It takes requests, and answers nothing in the block."""
         with self.way.inject(black_hole()):
             yield
+
+    def asked(self):
+        """How often a key was asked for, or changed."""
+        return len(self.way.calls() + self.way.in_flight())
 
     def __enter__(self):
         self.way.__enter__()

@@ -9,7 +9,6 @@ from celery.backends import cache
 from celery.exceptions import Reject, WorkerShutdown, WorkerTerminate
 from support import factories
 from support.app import without_shared_tasks
-from support.clock import FakeClock
 from support.factories import EVERYTHING
 
 from celery_sqs_visibility import VisibilityTask, lambda_handler, task_message
@@ -17,7 +16,6 @@ from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
 from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.settle.dead_letters import described
-from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.serverless.handler import MEMBERS
 from celery_sqs_visibility.stores import guarded
 from celery_sqs_visibility.stores.memory import MemoryStore
@@ -51,12 +49,10 @@ def note(self, key, seconds=0):
 class World:
     """A queue of a fake SQS, an app, and Lambda, which receives for it."""
 
-    def __init__(self, monkeypatch, name="q", options=None, **queue):
+    def __init__(self, monkeypatch, clock, name="q", options=None, **queue):
         self.ran = []
         without_shared_tasks(monkeypatch)
-        # The leases of tasks and the waits for keys count by the system's clock.
-        # In whole seconds: of other floats a sum less one part is not always the other.
-        self.clock = FakeClock(int(SYSTEM_CLOCK.monotonic()), SYSTEM_CLOCK.wall())
+        self.clock = clock
         self.sqs = FakeSQS(self.clock)
         monkeypatch.setattr(broker_clients, "shared_sqs", lambda _settings: self.sqs)
         monkeypatch.setattr(broker_context, "_contexts", {})

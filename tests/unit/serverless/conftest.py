@@ -3,11 +3,11 @@ from support.lambda_function import World
 
 
 @pytest.fixture
-def make(monkeypatch):
+def make(monkeypatch, system_clock):
     worlds = []
 
     def make(name="q", options=None, **queue):
-        worlds.append(World(monkeypatch, name, options, **queue))
+        worlds.append(World(monkeypatch, system_clock, name, options, **queue))
         return worlds[-1]
 
     yield make

@@ -135,10 +135,10 @@ def test_a_worker_tells_that_a_pause_is_kept(panel, caplog):
     assert not panel("sqs_queues")["queues"]["q"]["kept"]
 
 
-def test_the_queues_tell_how_long_a_first_attempt_that_runs_waited(panel, consumer):
-    consumer.runs.delivery.began = SYSTEM_CLOCK.monotonic()
+def test_the_queues_tell_how_long_a_first_attempt_that_runs_waited(system_clock, panel, consumer):
+    consumer.runs.delivery.began = system_clock.monotonic()
     assert panel("sqs_queues")["queues"]["q"]["waited"] == 64
-    consumer.runs.delivery.facts.eta = SYSTEM_CLOCK.wall() - 2
+    consumer.runs.delivery.facts.eta = system_clock.wall() - 2
     assert panel("sqs_queues")["queues"]["q"]["waited"] == 2, "after its ETA"
     consumer.runs.delivery.facts.attempt = 2
     assert panel("sqs_queues")["queues"]["q"]["waited"] is None, "a retry waits for as long as it should"

@@ -1,15 +1,17 @@
 """Rate-limited tasks get their turns: near ones wait in memory without a slot, far ones in SQS."""
 
 import itertools
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import pytest
 from celery.worker import state
 from kombu.common import QoS
+from kombu.utils import limits
 from kombu.utils.limits import TokenBucket
 from support.factories import capacity, delivery, sqs_queue
 
 from celery_sqs_visibility.core.delivery import State
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.worker import rate_limits, waiting_requests
 from celery_sqs_visibility.worker.rate_limits import MAX_IN_SQS, RateLimits
 from celery_sqs_visibility.worker.request import DeliveryRequest
@@ -18,7 +20,6 @@ from celery_sqs_visibility.worker.waiting_requests import WaitingRequests
 SLOTS = 2
 RATE = 0.1  # a task every ten seconds
 TIMEOUT = 25  # turns within half a minute are waited for in memory
-MARGIN = 5.0  # seconds that a slow machine may take
 
 
 QUEUE = sqs_queue()
@@ -51,7 +52,7 @@ class Due(Asked):
 
     def __init__(self, seconds=TIMEOUT):
         super().__init__()
-        self.due = datetime.now(UTC) + timedelta(seconds=seconds)
+        self.due = datetime.fromtimestamp(SYSTEM_CLOCK.wall() + seconds, UTC)
 
     @property
     def eta(self):
@@ -131,7 +132,8 @@ class World:
 
 
 @pytest.fixture
-def world():
+def world(monkeypatch, system_clock):
+    monkeypatch.setattr(limits, "monotonic", system_clock.monotonic)
     return World()
 
 
@@ -152,7 +154,7 @@ def test_who_waits_long_is_put_off_each_after_the_one_before(world):
     requests = [world.arrive(Asked()) for _ in range(8)]
     turns = [request.put_off_for for request in requests]
     assert turns[:4] == [None] * 4
-    assert turns[4:] == [pytest.approx(seconds, abs=MARGIN) for seconds in (40, 50, 60, 70)]
+    assert turns[4:] == [40, 50, 60, 70]
     assert all(later > earlier for earlier, later in itertools.pairwise(turns[4:]))
     assert world.makes_room == 3
 
@@ -161,9 +163,7 @@ def test_who_comes_back_for_its_turn_goes_before_who_arrives(world):
     for _ in range(5):
         world.arrive(Asked())
     world.bucket.clear_pending()
-    assert world.arrive(Asked()).put_off_for == pytest.approx(50, abs=MARGIN), (
-        "after the one that was put off"
-    )
+    assert world.arrive(Asked()).put_off_for == 50, "after the one that was put off"
     back = world.wait_for_eta(Due())
     before = world.makes_room
     world.consumer._limit_post_eta(back, world.bucket, 1)
@@ -177,7 +177,7 @@ def test_who_comes_back_too_early_is_put_off_once_more(world):
         world.arrive(Asked())
     back = world.wait_for_eta(Due())
     world.consumer._limit_post_eta(back, world.bucket, 1)
-    assert back.put_off_for == pytest.approx(40, abs=MARGIN)
+    assert back.put_off_for == 40
     assert world.makes_room == 3
     assert world.consumer.qos.value == SLOTS
 
