@@ -24,6 +24,7 @@ MIN_PAUSE_SECONDS: Final = 1.0
 MAX_PAUSE_SECONDS: Final = 60.0
 
 #: After a start, other runs wait at most this long for its end: its process may be gone, or it takes long.
+#: A brake that eases is off once nothing has run for as long.
 AWAITED_SECONDS: Final = 60.0
 
 #: For the first day, a try that fails costs its message no attempt. After that, attempts count, so that
@@ -74,6 +75,7 @@ class Brake:
 
     def start(self, now: float) -> Start | None:
         """Let a run start. Returns a value to pass to `end`, or `None` if the run must wait."""
+        self.release_if_quiet(now)
         match self.stage:
             case Stage.ON if not self.may_try or now < self._next_start:
                 return None
@@ -108,8 +110,7 @@ class Brake:
             case Stage.EASING if self._most_failed:
                 self.apply(now)
             case Stage.EASING if len(self._failures) == RECENT_ENDS:
-                self._begin(Stage.OFF, now)
-                self.since = None
+                self._release(now)
             case Stage.EASING:
                 self._limit = max(1, self._limit // 2) if failed else self._limit + 1
 
@@ -137,6 +138,16 @@ class Brake:
         self._begin(Stage.EASING, now)
         self._failures.append(False)
         self._limit = FIRST_TOGETHER
+        self._next_start = now + AWAITED_SECONDS
+
+    def release_if_quiet(self, now: float) -> None:
+        """Release the brake if it eases, nothing runs, and nothing has started for a minute."""
+        if self.stage is Stage.EASING and not self._together and now >= self._next_start:
+            self._release(now)
+
+    def _release(self, now: float) -> None:
+        self._begin(Stage.OFF, now)
+        self.since = None
 
     def _begin(self, stage: Stage, now: float) -> None:
         self.stage, self.began = stage, now

@@ -99,7 +99,13 @@ class Brakes:
 
     def facts(self) -> list[BrakeFacts]:
         """The state of every brake that was used. Any thread."""
-        return [line.facts(self._now()) for line in list(self._lines.values())]
+        lines = list(self._lines.values())
+        for line in lines:
+            with self._lock:
+                before = line.brake.stage
+                line.brake.release_if_quiet(self._now())
+            self.tell(line.name, before)
+        return [line.facts(self._now()) for line in lines]
 
     def line(self, name: str) -> Line:
         """The line of the brake of that name. Any thread."""
@@ -121,7 +127,9 @@ class Brakes:
 
     def _start(self, line: Line) -> Start | None:
         with self._lock:
-            return line.brake.start(self._now())
+            before, start = line.brake.stage, line.brake.start(self._now())
+        self.tell(line.name, before)
+        return start
 
     def end(self, name: str, start: Start, failed: bool | None, error: str) -> None:  # noqa: FBT001
         """Note how a run that began with `start` has ended. Any thread."""
@@ -137,9 +145,10 @@ class Brakes:
 
     def tell(self, name: str, before: Stage) -> None:
         """Log and emit a change of a brake's stage. Any thread, without a lock."""
-        facts = self.line(name).facts(self._now())
-        if facts.stage == before.name.lower():
+        line = self.line(name)
+        if line.brake.stage is before:
             return
+        facts = line.facts(self._now())
         if before is Stage.OFF:
             log_safely(
                 logger.warning,
@@ -149,7 +158,7 @@ class Brakes:
                 facts.error or "another worker's error",
             )
         elif facts.stage == "off":
-            log_safely(logger.info, "brake %r is released: most of its last runs have succeeded", name)
+            log_safely(logger.info, "brake %r is released: its last runs have succeeded", name)
         else:
             sentence = "brake %r is %s, after %s s; tries: %s"
             log_safely(logger.info, sentence, name, facts.stage, facts.seconds, facts.tries)

@@ -174,6 +174,26 @@ def test_it_is_off_once_enough_runs_have_succeeded():
     assert brake.stage is Stage.OFF
 
 
+def test_it_is_off_once_nothing_has_run_for_a_minute():
+    """A task that rarely runs would take days for ten ends."""
+    brake = eased()
+    brake.release_if_quiet(MIN_PAUSE_SECONDS + AWAITED_SECONDS - 0.1)
+    assert brake.stage is Stage.EASING
+    runs = brake.start(30.0)
+    brake.release_if_quiet(30.0 + AWAITED_SECONDS)
+    assert brake.stage is Stage.EASING, "a run goes on"
+    brake.end(runs, failed=True, now=31.0)
+    brake.release_if_quiet(30.0 + AWAITED_SECONDS)
+    assert (brake.stage, brake.since) == (Stage.OFF, None)
+
+
+def test_after_a_quiet_minute_all_runs_may_start():
+    brake = eased()
+    starts = [brake.start(MIN_PAUSE_SECONDS + AWAITED_SECONDS) for _ in range(FIRST_TOGETHER + 2)]
+    assert None not in starts
+    assert brake.stage is Stage.OFF
+
+
 def test_if_most_fail_again_the_pauses_go_on_growing():
     brake = eased()
     for _ in range(4):

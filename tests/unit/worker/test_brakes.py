@@ -386,6 +386,30 @@ def test_facts(world):
     assert world.receiving.brakes == world.brakes.facts
 
 
+def test_a_brake_that_eases_is_released_when_it_is_looked_at_after_a_quiet_minute(world, caplog):
+    caplog.set_level("INFO")
+    world.fail()
+    world.waiting()
+    (tried,) = world.look(MIN_PAUSE_SECONDS)
+    world.run(tried, failed=False)
+    world.clock.advance(AWAITED_SECONDS - 1)
+    assert [each.stage for each in world.brakes.facts()] == ["easing"]
+    world.clock.advance(1)
+    assert [each.stage for each in world.brakes.facts()] == ["off"]
+    assert caplog.text.count("brake 'bank' is released") == 1
+
+
+def test_a_start_after_a_quiet_minute_releases_it_too(world, caplog):
+    caplog.set_level("INFO")
+    world.fail()
+    world.waiting()
+    (tried,) = world.look(MIN_PAUSE_SECONDS)
+    world.run(tried, failed=False)
+    world.clock.advance(AWAITED_SECONDS)
+    assert not world.brakes.wait(Asked(world))
+    assert "brake 'bank' is released" in caplog.text
+
+
 class FakeFleet:
     def __init__(self):
         self.asked = []
