@@ -272,7 +272,7 @@ class PendingCopies:
         """Stop the sendings whose originals are lost or close to their deadline."""
         for sending in list(self.sendings):
             original = sending.delivery
-            sending.abandoned = original.lost or original.deadline <= now + self._reserve
+            sending.abandoned = original.lost_by(now + self._reserve)
             # A dead letter is one message, which may be sent up to the deadline.
             spare = 0 if sending.forward.purpose is Purpose.DEAD_LETTER else self._spare(original)
             if sending.abandoned or original.deadline - now <= spare:

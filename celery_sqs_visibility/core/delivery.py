@@ -312,6 +312,10 @@ class Delivery:
         """The key by which the task finds the lease, if there is one."""
         return self.lease.key if self.lease else None
 
+    def lost_by(self, instant: float) -> bool:
+        """Whether another worker may have the message at that monotonic instant."""
+        return self.lost or self.deadline <= instant
+
     @property
     def may_return(self) -> bool:
         """Whether SQS would hand out the message again, instead of moving it to the dead-letter queue."""

@@ -86,7 +86,7 @@ def outcome_of(delivery: Delivery, settlement: Settlement, now: float) -> str:
     message that is given up counts as failed once: if it is kept or its dead letter is refused, its later
     receives end as "released".
     """
-    if delivery.lost or delivery.deadline <= now:
+    if delivery.lost_by(now):
         return "lost"
     if delivery.end_of_given_up is not None:
         return delivery.end_of_given_up

@@ -167,7 +167,7 @@ class DeliveryHolder:
     def lapsed(self, delivery: Delivery) -> bool:
         """Whether another worker has the message or soon will. If so, the delivery is settled."""
         receipt = delivery.handle  # read first: a newer one may arrive now
-        if not delivery.lost and delivery.deadline > self._now():
+        if not delivery.lost_by(self._now()):
             return False
         return self.settle(delivery, Lapse(), receipt)
 
@@ -267,7 +267,7 @@ class DeliveryHolder:
     def _forward(self, delivery: Delivery, forward: Forward) -> bool:
         """Send the copies of a delivery, which stays held but takes no capacity. `_copied` settles it."""
         now = self._now()
-        if delivery.lost or delivery.deadline <= now:
+        if delivery.lost_by(now):
             return self.settle(delivery, Lapse())
         with self._lock:
             try:
@@ -351,7 +351,7 @@ class DeliveryHolder:
                 if not isinstance(one.settlement, Delete):
                     self._tell(delivery, return_of(delivery, one.settlement, now), now)
                     continue
-                if delivery.lost or delivery.deadline <= answered:
+                if delivery.lost_by(answered):
                     # SQS also answers OK to a delete with an expired handle, so the message may still exist.
                     self.remember(Past.UNDELETED, delivery)
                 elif delivery.pointer is not None and not one.settlement.keeps_payload:

@@ -74,7 +74,7 @@ class KeyLease:
     def next_end(self, now: float) -> float:
         """The monotonic instant until which to renew the lease."""
         delivery = self.delivery
-        if delivery.lost or delivery.deadline - now <= self.margin:
+        if delivery.lost_by(now + self.margin):
             return now + self._options.visibility_timeout
         return delivery.deadline
 

@@ -194,7 +194,7 @@ class VisibilityRequest(DeliveryRequest):
     def _is_lost(self) -> bool:
         """Whether another worker may have the message, and may have stored how the task ended."""
         delivery = self.delivery
-        return delivery is not None and (delivery.lost or delivery.deadline <= SYSTEM_CLOCK.monotonic())
+        return delivery is not None and delivery.lost_by(SYSTEM_CLOCK.monotonic())
 
     def _come_back(self, delay: float | None, error: str) -> None:
         self._emit_failure(error, delay, last=False)

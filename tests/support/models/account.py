@@ -157,7 +157,7 @@ class Account:
                 self.done.update(run.keys)
             case "rejected" | "given up" if run.delivery.queue.name == "second":
                 self.given_up.update(run.keys)
-            case "retry" if current.lost or current.deadline <= self.world.now:
+            case "retry" if current.lost_by(self.world.now):
                 self.too_late.add(current)
 
     def killed(self, runs):

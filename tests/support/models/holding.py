@@ -284,7 +284,7 @@ class Holding(HeldRequests):
     def is_hidden(self, delivery):
         """Whether SQS hides a delivery's message for as long as the delivery says, from everybody else."""
         message = self.messages.get(delivery.facts.message_id)
-        if message is None or message.id in self.disturbed or delivery.lost or delivery.deadline <= self.now:
+        if message is None or message.id in self.disturbed or delivery.lost_by(self.now):
             return True
         return message.handle == delivery.handle and message.visible_at >= delivery.deadline
 
