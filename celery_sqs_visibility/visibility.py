@@ -230,8 +230,6 @@ class Visibility:
             Retry: the message is sent. Do not catch this exception of Celery's.
             Reject: the message is lost. Do not catch it either.
         """
-        if self.lost:
-            raise Reject("lost", requeue=True)
         raise self._task.publish_continuation(kwargs)
 
     def checkpoint(self, value: Any) -> None:

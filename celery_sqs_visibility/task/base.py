@@ -188,8 +188,11 @@ class VisibilityTask(RetryDecisions[P, R_co]):
         Other arguments, another queue, other options, `throw=False`, or a delay beyond SQS's 12 hours need
         a new message.
 
+        If the message is lost, no new one is sent: another worker runs the task.
+
         Raises:
             Retry: do not catch it.
+            Reject: the message is lost. Do not catch it either.
             MaxRetriesExceededError: or `exc`, if this was the last attempt.
         """
         if not is_delivery(self):

@@ -71,8 +71,8 @@ def retry(
 
 def replace(task: Any, celerys: Callable[[Any], Any], sig: Any) -> Any:
     """Call Celery's `replace`. Frees the key of an exclusive task for its replacement."""
-    free_key(task.request)
     await_successor(task, by_root=True)
+    free_key(task.request)
     try:
         return celerys(sig)
     except Ignore as replaced:
@@ -87,8 +87,14 @@ def publish_continuation(task: Any, changes: dict[str, Any]) -> Retry:
 
 
 def await_successor(task: Any, *, by_root: bool = False) -> None:
-    """From now on, track whether a successor of the run is published: see `successors`."""
+    """From now on, track whether a successor of the run is published: see `successors`.
+
+    Raises:
+        Reject: the message is lost. Another worker runs the task, and publishes the successor.
+    """
     if is_delivery(task) and not task.app.conf.task_always_eager:
+        if task.visibility.lost:
+            raise Reject("lost", requeue=True)
         successors.await_successor(task.request, by_root=by_root)
 
 
@@ -194,9 +200,9 @@ def _retry_by_publishing(
         headers = options.get("headers") or request.headers or {}
         options["headers"] = {**headers, LIMIT_HEADER: given["max_retries"]}
     limit = task.max_retries if given["max_retries"] is None else given["max_retries"]
+    await_successor(task)
     if given.get("throw", True) and (limit is None or request.retries < limit):
         prepare_for_successor(task, exc)  # otherwise nothing is published
-    await_successor(task)
     try:
         return task.retry_as_celery(exc=exc, countdown=countdown, eta=eta, **options)  # type: ignore[no-any-return]
     except Retry:

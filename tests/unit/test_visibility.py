@@ -156,16 +156,6 @@ def test_the_12_hours_of_a_message_that_came_back_are_those_of_its_newest_receiv
     assert seen.until_horizon() == left - 5000
 
 
-@pytest.mark.parametrize("over", [True, False], ids=["given back", "lost"])
-def test_a_task_whose_message_another_worker_has_is_not_continued_beside_it(take, over):
-    lease, _ = take()
-    lease.lost = True
-    if over:
-        lease.end()
-    with pytest.raises(Reject):
-        seen_by(lease).continue_later()
-
-
 def test_life_is_shown_where_it_is_asked_for(take, clock):
     lease, seen = take()
     seen.alive()

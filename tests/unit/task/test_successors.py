@@ -1,5 +1,6 @@
 """Messages in place of a run's own: continuations, and whether a successor was published."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from inspect import signature
@@ -17,6 +18,8 @@ from kombu.exceptions import OperationalError
 from support.factories import sqs_facts, trace
 
 from celery_sqs_visibility import PublishError, VisibilityTask
+from celery_sqs_visibility.delivery import lease_table
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.task.context import LIMIT_HEADER
 from celery_sqs_visibility.task.retries import VisibilityRetry
 from celery_sqs_visibility.task.successors import Continuation, changed_arguments
@@ -97,9 +100,27 @@ def make(app):
     return make
 
 
+@pytest.fixture
+def lost_lease(monkeypatch, leases):
+    monkeypatch.setattr(lease_table, "lease_table", lambda: leases)
+    lease = leases.take(SYSTEM_CLOCK.monotonic() + 60, print, math.inf)
+    lease.lost = True
+    return lease
+
+
 def end_of(task, **request):
     info = trace(task, **request).info
     return (info.state, info.retval)
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["given back", "lost"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_run_whose_message_another_worker_has_sends_no_successor(app, make, left, lost_lease, way, over):
+    if over:
+        lost_lease.end()
+    state, _ = end_of(make(VisibilityTask, way), id="a", visibility_lease=lost_lease.key)
+    assert (left, state) == ([], states.REJECTED)
+    assert app.backend.get_state("a") == states.PENDING
 
 
 @pytest.mark.parametrize("base", [Singleton, AfterCommit])
