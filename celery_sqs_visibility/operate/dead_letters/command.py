@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,20 +13,31 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from celery_sqs_visibility.aws.queues import VISIBLE, Queue, count
-from celery_sqs_visibility.errors import RefusedError, SQSError
-from celery_sqs_visibility.operate.dead_letters.follow import Followed, follow
-from celery_sqs_visibility.operate.dead_letters.groups import GROUPING, grouped, grouping, show_groups
+from celery_sqs_visibility.aws.queues import DELAYED, HIDDEN, VISIBLE, Queue
+from celery_sqs_visibility.errors import RefusedError
 from celery_sqs_visibility.operate.dead_letters.letter import (
+    GROUPING,
     SHORT_ID_CHARACTERS,
     Letter,
     Selection,
+    grouped,
+    grouping,
     letter_facts,
     show_facts,
+    show_groups,
     show_letters,
 )
 from celery_sqs_visibility.operate.dead_letters.moves import Moves, Outcome, move_all
-from celery_sqs_visibility.operate.dead_letters.session import Place, Session, find_place, session_of
+from celery_sqs_visibility.operate.dead_letters.session import (
+    HeldMessages,
+    Place,
+    Session,
+    count_if_known,
+    find_place,
+    given_back,
+    release,
+    session_of,
+)
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
     PASSING,
@@ -40,6 +52,7 @@ from celery_sqs_visibility.operate.invocation import (
     show_json,
     with_retries,
 )
+from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -271,10 +284,8 @@ def _which(place: Place, ids: tuple[str, ...], *, filtered: bool) -> str:
     elif filtered:
         which = "all dead letters that match"
     else:
-        try:
-            which = f"all dead letters (about {count(place.letters, VISIBLE)})"
-        except SQSError:
-            which = "all dead letters"
+        number = count_if_known(place.letters, VISIBLE)
+        which = "all dead letters" if number is None else f"all dead letters (about {number})"
     return f"{which} of queue {place.source.name!r} from {place.letters.name!r}"
 
 
@@ -349,6 +360,54 @@ def _report(
         queue = shlex.quote(session.place.source.name)
         listing = f"{own_command()} dead-letters list {queue} --by exception,task"
         raise CommandError(f"{counted(len(followed.came_back), 'task')} failed for good again: {listing}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Followed:
+    """What became of letters that were sent back.
+
+    Attributes:
+        came_back: ids of the tasks that are dead letters again.
+        in_queue: approximate number of messages in the source queue, including hidden ones; `None` if
+            unknown.
+    """
+
+    seconds: int
+    came_back: list[str]
+    in_queue: int | None
+
+
+def follow(session: Session, outcome: Outcome, seconds: float) -> Followed:
+    """Wait, then look for tasks that were sent back and are dead letters again. The command's thread.
+
+    Ctrl-C and SIGTERM end only the wait. Letters without a task id are not recognised.
+
+    Raises:
+        SQSError: SQS does not answer, or refuses.
+    """
+    release(session.held)  # give back letters that the command only looked at
+    say(
+        f"Sent back {counted(len(outcome.done), LETTER)}. Waiting {duration_text(seconds)} (Ctrl-C "
+        "ends the wait), then looking for those that came back: they are received and given back at once.",
+        err=True,
+    )
+    began = SYSTEM_CLOCK.monotonic()
+    session.stop.wait(seconds)
+    waited = round(SYSTEM_CLOCK.monotonic() - began)
+    came_back = _letters_again(session, outcome)
+    return Followed(waited, came_back, count_if_known(session.place.source, VISIBLE, HIDDEN, DELAYED))
+
+
+def _letters_again(session: Session, outcome: Outcome) -> list[str]:
+    # Not the session's event, which has ended the wait. A second Ctrl-C raises.
+    stop, sent = threading.Event(), frozenset(filter(None, outcome.task_ids))
+    held = HeldMessages(session.place.letters, SYSTEM_CLOCK, stop)
+    place, ahead = dataclasses.replace(session.place), session.clock_offset  # a copy, which counts anew
+    look = Session(place, Selection(sent), None, held, stop, ahead, began=session.now())
+    with given_back(look):
+        letters = list(look.letters())
+    deleted = set(outcome.done)  # those that could not be deleted are part of the outcome
+    return sorted({str(letter.task_id) for letter in letters if letter.id not in deleted})
 
 
 def _not_there(session: Session) -> CommandError:

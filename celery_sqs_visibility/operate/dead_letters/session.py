@@ -111,6 +111,14 @@ def find_place(context: BrokerContext, queue: str, letters: str | None) -> Place
     return Place(context, source, found, policy is not None and policy.name == found.sqs_name)
 
 
+def count_if_known(queue: Queue, *kinds: str) -> int | None:
+    """The total number of messages of these kinds; `None` if SQS does not tell."""
+    try:
+        return count(queue, *kinds)
+    except SQSError:
+        return None
+
+
 class HeldMessages:
     """Receives messages, and extends them until they are released or forgotten. The command's thread.
 
@@ -255,10 +263,8 @@ class Session:
         # Visible messages that were not received have been given back since, or wait behind others of a FIFO
         # group.
         given_back = [VISIBLE] if held.is_complete and not letters.fifo else []
-        try:
-            left = count(letters, HIDDEN, *given_back) - (len(held) if held.is_complete else held.seen)
-        except SQSError:
-            return 0
+        number = count_if_known(letters, HIDDEN, *given_back) or 0
+        left = number - (len(held) if held.is_complete else held.seen)
         return max(0, min(left, self.place.number_before - held.seen))
 
     @cached_property
@@ -269,10 +275,8 @@ class Session:
         """
         if not (self.place.letters.fifo and self.held.is_complete):
             return 0
-        try:
-            return max(0, min(count(self.place.letters, VISIBLE), self.place.number_before - self.held.seen))
-        except SQSError:
-            return 0
+        left = count_if_known(self.place.letters, VISIBLE) or 0
+        return max(0, min(left, self.place.number_before - self.held.seen))
 
     def agrees(self, question: str) -> bool:
         """Ask a question, and keep messages hidden meanwhile. No answer, or Ctrl-C, means no."""
@@ -333,11 +337,8 @@ class Session:
         if not sys.stderr.isatty():
             yield lambda _number: None
             return
-        try:
-            length = count(self.place.letters, VISIBLE)
-        except SQSError:
-            length = 0
-        with click.progressbar(length=max(length, 1), file=sys.stderr, show_pos=True) as bar:
+        length = count_if_known(self.place.letters, VISIBLE) or 1
+        with click.progressbar(length=length, file=sys.stderr, show_pos=True) as bar:
             yield bar.update
 
 

@@ -22,8 +22,7 @@ from celery_sqs_visibility.operate.invocation import (
     timeout_option,
 )
 from celery_sqs_visibility.operate.queue_metrics import metrics_of
-from celery_sqs_visibility.operate.status.answers import WorkerAnswers
-from celery_sqs_visibility.operate.status.report import QueueReport, Status
+from celery_sqs_visibility.operate.status.report import QueueReport, Status, WorkerAnswers
 from celery_sqs_visibility.operate.status.tables import queue_tables, sentences, worker_table
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, sleep
 

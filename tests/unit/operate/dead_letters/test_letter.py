@@ -3,6 +3,7 @@ import json
 import pickle
 import zlib
 
+import click
 import pytest
 
 from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
@@ -10,9 +11,12 @@ from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.operate.dead_letters.letter import (
     Selection,
+    grouped,
+    grouping,
     letter_facts,
     read_letter,
     show_facts,
+    show_groups,
     show_letters,
 )
 from celery_sqs_visibility.policy.payload_pointers import ReadablePayloads, pointer_body, size_attribute
@@ -142,3 +146,67 @@ def test_a_table_and_a_whole_letter_are_printed(site, capsys):
     ]  # fmt: skip
     show_facts(letter_facts(letter, site.place.letters, None, site.clock.wall()))
     assert "traceback:\nline 1\nline 2\nargs: [1]\n" in capsys.readouterr().out
+
+
+def summary(letter_id, exception, age, **others):
+    facts = {"task": "proj.charge", "reason": "failed", "source_queue": "proj", "worker": None}
+    return {"id": letter_id, "exception": exception, "age_seconds": age, **facts, **others}
+
+
+SUMMARIES = [
+    summary("a-long-id", "proj.Down: no route to 10.0.0.1", 90),
+    summary("b-long-id", "ValueError: odd", 7200, task="proj.import_object"),
+    summary("c-long-id", "proj.Down: no route to 10.0.0.2", 5),
+    summary("d-long-id", None, 40),
+]
+
+
+def test_the_largest_group_is_first_and_an_exception_is_its_class():
+    assert grouped(SUMMARIES, ("exception", "task")) == [
+        {
+            "exception": "proj.Down",
+            "task": "proj.charge",
+            "count": 2,
+            "oldest_seconds": 90,
+            "newest_seconds": 5,
+            "example": "c-long-id",
+        },
+        {
+            "exception": "ValueError",
+            "task": "proj.import_object",
+            "count": 1,
+            "oldest_seconds": 7200,
+            "newest_seconds": 7200,
+            "example": "b-long-id",
+        },
+        {
+            "exception": None,
+            "task": "proj.charge",
+            "count": 1,
+            "oldest_seconds": 40,
+            "newest_seconds": 40,
+            "example": "d-long-id",
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("by", "counts"), [("task", [3, 1]), ("source_queue", [4]), ("worker,task", [3, 1])], ids=str
+)
+def test_groups_are_of_what_is_named(by, counts):
+    assert [group["count"] for group in grouped(SUMMARIES, grouping(by))] == counts
+
+
+def test_a_table_has_a_group_a_line(capsys):
+    by = ("exception", "source_queue")
+    show_groups(grouped(SUMMARIES, by), by)
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "exception   source queue  count  oldest  newest  example",
+        "proj.Down   proj              2  1m30s   5s      c-long-i",
+    ]
+
+
+def test_names_are_taken_once_and_with_spaces():
+    assert grouping("task, exception,task") == ("task", "exception")
+    with pytest.raises(click.BadParameter, match="got ''"):
+        grouping("")
