@@ -18,7 +18,7 @@ from growth_consumer import Consumer
 from support.lanes import work_off
 
 from celery_sqs_visibility import publish_batch
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.core.pending import LINGER_SECONDS
 from celery_sqs_visibility.core.settlements import Delete, Hide
 from celery_sqs_visibility.delivery.payloads.removals import Removals

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
 from weakref import finalize
 
 from celery_sqs_visibility.aws.client_factory import (
@@ -17,13 +19,14 @@ from celery_sqs_visibility.aws.error_codes import translate, translate_entry, wr
 from celery_sqs_visibility.aws.fast_requests import Caller
 from celery_sqs_visibility.aws.port import SQS, BatchResult, Location, MoveTask
 from celery_sqs_visibility.aws.process_lock import SESSIONS
-from celery_sqs_visibility.aws.reachability import connect
+from celery_sqs_visibility.contacts.botocore import is_mocked
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ClockSkewError,
     CredentialsRefusedError,
     RequestRefusedError,
     SQSError,
+    UnreachableError,
 )
 from celery_sqs_visibility.events import SQSRequest, emit
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
@@ -31,6 +34,8 @@ from celery_sqs_visibility.policy.quotas import LISTED_QUEUES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from types_boto3_sqs import SQSClient
 
     from celery_sqs_visibility.aws.client_settings import ClientSettings
     from celery_sqs_visibility.aws.port import OutgoingMessage, ReceivedMessage, ReceiveOptions
@@ -77,7 +82,7 @@ class BotoSQS(SQS):
         caller: Caller | None = None
         try:
             caller = self._caller(ClientPurpose.SETTLE, "connect")
-            connect(caller.client)
+            _connect(caller.client)
         except Exception as exc:  # noqa: BLE001 - the port promises an SQSError and nothing else
             error = self._react(translate(exc, "connect"), caller)
             raise error from error.__cause__ or exc
@@ -329,3 +334,47 @@ def _batch_result(answer: Mapping[str, Any], entries: int, action: str) -> Batch
             sentence = f"{action} was answered without a result for this message"
             failed[position] = AnswerLostError(sentence, action=action)
     return BatchResult(failed, successful)
+
+
+def _connect(client: SQSClient) -> None:
+    """Open and close a TCP connection to the client's endpoint or its proxy. Makes no request. Blocks.
+
+    Raises:
+        UnreachableError: nobody accepts it within the client's `connect_timeout`.
+    """
+    endpoint, config = client.meta.endpoint_url, cast("Any", client.meta.config)
+    if _is_answered_here(client, endpoint):
+        return
+    proxy = _proxy(client, endpoint)
+    parts = urlsplit(proxy or endpoint)
+    host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        socket.create_connection((host, port), config.connect_timeout).close()
+    except OSError as error:
+        through = f" through the proxy at {host}:{port}" if proxy else f" at {host}:{port}"
+        sentence = f"SQS cannot be reached{through}: {error}"
+        raise UnreachableError(sentence, code="EndpointConnectionError", action="connect") from error
+
+
+def _proxy(client: SQSClient, endpoint: str) -> str | None:
+    """Return the proxy's URL as botocore/endpoint.py does: from `client-config`, else the environment."""
+    from botocore.httpsession import ProxyConfiguration  # noqa: PLC0415 - see client_factory
+    from botocore.utils import get_environ_proxies  # noqa: PLC0415
+
+    given = getattr(client.meta.config, "proxies", None)
+    proxies = get_environ_proxies(endpoint) if given is None else given
+    found: str | None = ProxyConfiguration(proxies).proxy_url_for(endpoint)
+    return found
+
+
+def _is_answered_here(client: SQSClient, endpoint: str) -> bool:
+    """Return whether mocks or listeners answer the client's requests, so that there may be no network."""
+    from botocore.awsrequest import AWSRequest  # noqa: PLC0415 - see client_factory
+
+    if is_mocked(client, "SendMessage"):
+        return True
+    # Ask listeners about an action that changes nothing. Moto's looks for the slash, which all requests have.
+    url = f"{endpoint.rstrip('/')}/"
+    request = AWSRequest("POST", url, {"X-Amz-Target": "AmazonSQS.ListQueues"}, b"{}").prepare()
+    heard = client.meta.events.emit("before-send.sqs.ListQueues", request=request)
+    return any(answer is not None for _, answer in heard)

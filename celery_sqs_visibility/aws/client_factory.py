@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
-from celery_sqs_visibility.aws.roles import assume_role
+from celery_sqs_visibility.aws.roles import STS_SECONDS, assume_role
 from celery_sqs_visibility.contacts.botocore import add_socket_options
 from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.events import log_safely
@@ -126,7 +126,7 @@ def open_session(settings: ClientSettings, base: BotocoreSession | None = None) 
     region = settings.region or session.region_name or os.environ.get("AWS_REGION")
     if settings.role_arn:
         assumed = _botocore_session()
-        assume_role(session, assumed, settings, region or DEFAULT_REGION, network_options(settings))
+        assume_role(session, assumed, settings, region or DEFAULT_REGION, brief_config(settings, STS_SECONDS))
         session = boto3.session.Session(botocore_session=assumed)
     return session, region
 
@@ -151,10 +151,17 @@ def unknown_region(client: SQSClient) -> RequestRefusedError | None:
     )
 
 
-def network_options(settings: ClientSettings) -> dict[str, Any]:
-    """Return the Config options about the network, which apply to clients of all services."""
+def brief_config(settings: ClientSettings, seconds: float, attempts: int = 1) -> Config:
+    """Return the Config of a client of STS, KMS or DynamoDB, with one timeout to connect and to be answered.
+
+    Of the user's options those about the network apply, as to clients of all services.
+    """
+    from botocore.config import Config  # noqa: PLC0415
+
     names = {"proxies", "proxies_config", "client_cert", "use_fips_endpoint", "use_dualstack_endpoint"}
-    return {name: value for name, value in settings.config_options().items() if name in names}
+    network = {name: value for name, value in settings.config_options().items() if name in names}
+    retries: Any = {"total_max_attempts": attempts, "mode": "standard"}
+    return Config(**network, connect_timeout=seconds, read_timeout=seconds, retries=retries)
 
 
 @functools.cache  # once a process; forked children inherit that

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -32,22 +31,8 @@ LOOK_SECONDS: Final = 0.5
 UNFINISHED: Final = frozenset({"Scheduled", "Running", "Unknown"})
 
 
-@dataclass(frozen=True, slots=True)
-class QueueMetric:
-    """A metric in the namespace AWS/SQS, for a queue by its name at SQS."""
-
-    queue: str
-    name: str
-    statistic: Literal["Maximum", "Sum"]
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A time range in seconds since the epoch, with periods of whole minutes."""
-
-    start: float
-    end: float
-    period_seconds: int
+#: How values within a period are combined.
+Statistic = Literal["Maximum", "Sum"]
 
 
 class _Service:
@@ -79,18 +64,28 @@ class CloudWatch(_Service):
         meta = self._call("GetMetricData", lambda client: client.meta)
         return Location(meta.region_name, meta.endpoint_url)
 
-    def values(self, metrics: Sequence[QueueMetric], span: Span) -> list[list[float]]:
-        """GetMetricData: return each metric's values in the span, newest first.
+    def values(
+        self,
+        metrics: Sequence[tuple[str, str]],
+        statistic: Statistic,
+        start: float,
+        end: float,
+        period_seconds: int,
+    ) -> list[list[float]]:
+        """GetMetricData: return each metric's values from `start` to `end`, newest first.
 
-        Amazon bills each metric of each request (USD 0.01 per thousand, us-east-1, 2025).
+        `metrics` are pairs of a queue's name at SQS and a metric's name. Amazon bills each metric of each
+        request (USD 0.01 per thousand, us-east-1, 2025).
         """
         found: list[list[float]] = [[] for _ in metrics]
         for first in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
             some = metrics[first : first + MAX_METRICS_PER_REQUEST]
             query: dict[str, Any] = {
-                "MetricDataQueries": [_query(first + i, metric, span) for i, metric in enumerate(some)],
-                "StartTime": datetime.fromtimestamp(span.start, UTC),
-                "EndTime": datetime.fromtimestamp(span.end, UTC),
+                "MetricDataQueries": [
+                    _query(first + i, *metric, statistic, period_seconds) for i, metric in enumerate(some)
+                ],
+                "StartTime": datetime.fromtimestamp(start, UTC),
+                "EndTime": datetime.fromtimestamp(end, UTC),
                 "ScanBy": "TimestampDescending",
             }
             while True:
@@ -106,14 +101,14 @@ class CloudWatch(_Service):
         return found
 
 
-def _query(number: int, metric: QueueMetric, span: Span) -> dict[str, Any]:
-    dimensions = [{"Name": "QueueName", "Value": metric.queue}]
+def _query(number: int, queue: str, metric: str, statistic: Statistic, period_seconds: int) -> dict[str, Any]:
+    dimensions = [{"Name": "QueueName", "Value": queue}]
     return {
         "Id": f"m{number}",
         "MetricStat": {
-            "Metric": {"Namespace": "AWS/SQS", "MetricName": metric.name, "Dimensions": dimensions},
-            "Period": span.period_seconds,
-            "Stat": metric.statistic,
+            "Metric": {"Namespace": "AWS/SQS", "MetricName": metric, "Dimensions": dimensions},
+            "Period": period_seconds,
+            "Stat": statistic,
         },
     }
 

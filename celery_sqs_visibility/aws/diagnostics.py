@@ -11,7 +11,7 @@ from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
+from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, brief_config, open_session
 from celery_sqs_visibility.aws.process_lock import SESSIONS
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 
@@ -72,15 +72,8 @@ def may_generate_data_key(settings: ClientSettings, key: str, region: str) -> bo
 
 
 def _kms_client(settings: ClientSettings, region: str) -> Any:
-    from botocore.config import Config  # noqa: PLC0415 - see client_factory
-
     with SESSIONS:
         # The endpoint in the settings is SQS's. botocore finds KMS's (AWS_ENDPOINT_URL_KMS).
         session, found = open_session(replace(settings, endpoint_url=None, region=region))
-        config = Config(
-            **network_options(settings),
-            connect_timeout=KMS_TIMEOUT_SECONDS,
-            read_timeout=KMS_TIMEOUT_SECONDS,
-            retries={"total_max_attempts": 1},
-        )
+        config = brief_config(settings, KMS_TIMEOUT_SECONDS)
         return session.client("kms", region_name=found or DEFAULT_REGION, config=config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, network_options, open_session
+from celery_sqs_visibility.aws.client_factory import DEFAULT_REGION, brief_config, open_session
 from celery_sqs_visibility.aws.error_codes import is_unanswered, shorten, translate
 from celery_sqs_visibility.aws.process_lock import ProcessClients
 from celery_sqs_visibility.errors import StoreError, StoreUnavailableError
@@ -79,15 +79,8 @@ class Table:
 
 
 def _new_client(settings: ClientSettings) -> DynamoDBClient:
-    from botocore.config import Config  # noqa: PLC0415 - see client_factory
-
     session, region = open_session(settings)
-    config = Config(
-        **network_options(settings),
-        connect_timeout=TIMEOUT_SECONDS,
-        read_timeout=TIMEOUT_SECONDS,
-        retries={"total_max_attempts": MAX_ATTEMPTS, "mode": "standard"},
-    )
+    config = brief_config(settings, TIMEOUT_SECONDS, MAX_ATTEMPTS)
     client = session.client("dynamodb", region_name=region or DEFAULT_REGION, config=config)
     client.meta.events.register_first("needs-retry.dynamodb", _do_not_wait_again)
     return client

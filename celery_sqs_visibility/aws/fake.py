@@ -1,4 +1,4 @@
-"""SQS in memory, for tests without a server."""
+"""SQS and S3 in memory, for tests without a server."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from celery_sqs_visibility.aws.fake_rules import (
     require_range,
     require_settings,
 )
+from celery_sqs_visibility.aws.object_store import ObjectStore, no_op
 from celery_sqs_visibility.aws.port import (
     SQS,
     BatchResult,
@@ -29,7 +30,13 @@ from celery_sqs_visibility.aws.port import (
     ReceivedMessage,
     ReceiveOptions,
 )
-from celery_sqs_visibility.errors import QueueDoesNotExistError, SQSError, ThrottledError
+from celery_sqs_visibility.errors import (
+    ObjectDoesNotExistError,
+    QueueDoesNotExistError,
+    SQSError,
+    ThrottledError,
+    TooLargeError,
+)
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, SystemClock
 from celery_sqs_visibility.policy.message_limits import is_selected
 from celery_sqs_visibility.policy.queue_names import KEY
@@ -364,3 +371,52 @@ def as_received(message: StoredMessage, options: ReceiveOptions) -> ReceivedMess
     if found := {n: value for n, value in named if is_selected(n, options.message_attributes)}:
         answer["MessageAttributes"] = found
     return answer
+
+
+class FakeObjectStore(ObjectStore):
+    """A bucket in this process's memory. Any thread.
+
+    Attributes:
+        objects: keys and their content.
+        calls: the API actions called so far.
+    """
+
+    def __init__(self, bucket: str = "payloads") -> None:
+        self._bucket = bucket
+        self._failures: dict[str, deque[SQSError]] = defaultdict(deque)
+        self.objects: dict[str, bytes] = {}
+        self.calls: list[str] = []
+
+    @property
+    def bucket(self) -> str:
+        return self._bucket
+
+    def fail_next(self, action: str, *errors: SQSError) -> None:
+        """Let the next calls of an API action raise these errors, without any other effect."""
+        self._failures[action] += errors
+
+    def put(self, key: str, content: bytes) -> None:
+        self._call("PutObject")
+        self.objects[key] = content
+
+    def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
+        self._call("GetObject")
+        content = self.objects.get(key)
+        if content is None:
+            sentence = "GetObject was answered NoSuchKey: The specified key does not exist."
+            raise ObjectDoesNotExistError(sentence, code="NoSuchKey", action="GetObject")
+        if len(content) > max_bytes:
+            raise TooLargeError(f"s3://{self._bucket}/{key} has {len(content):,} bytes")
+        progress()
+        return content
+
+    def delete(self, keys: Sequence[str]) -> BatchResult:
+        self._call("DeleteObjects")
+        for key in keys:
+            self.objects.pop(key, None)
+        return BatchResult({})
+
+    def _call(self, action: str) -> None:
+        self.calls.append(action)
+        if self._failures[action]:
+            raise self._failures[action].popleft()

@@ -1,6 +1,6 @@
 """The port to S3, for payloads of messages in one bucket, and its implementation over boto3.
 
-`fake_object_store.FakeObjectStore` implements it in memory. Both pass tests/conformance.
+`fake.FakeObjectStore` implements it in memory. Both pass tests/conformance.
 """
 
 from __future__ import annotations
@@ -46,11 +46,9 @@ class ObjectStore(Protocol):
     @property
     def bucket(self) -> str:
         """Return the name of the bucket."""
-        ...
 
     def put(self, key: str, content: bytes) -> None:
         """PutObject."""
-        ...
 
     def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
         """GetObject. Calls `progress` after each part, which may raise an `SQSError` to stop.
@@ -59,11 +57,9 @@ class ObjectStore(Protocol):
             TooLargeError: the object has more than `max_bytes` bytes.
             ObjectDoesNotExistError: there is no such object. Without s3:ListBucket, S3 denies access instead.
         """
-        ...
 
     def delete(self, keys: Sequence[str]) -> BatchResult:
         """DeleteObjects: 1 to 1000 keys. Missing objects are no error."""
-        ...
 
 
 class S3ObjectStore(ObjectStore):

@@ -141,7 +141,6 @@ class SQS(Protocol):
 
     def location(self) -> Location:
         """Return where requests go, without a request."""
-        ...
 
     def reach(self) -> None:
         """Check that the endpoint accepts connections. Makes no request, so it needs no permission.
@@ -150,21 +149,17 @@ class SQS(Protocol):
             UnreachableError: the endpoint accepts no connections.
             RequestRefusedError: the settings are wrong.
         """
-        ...
 
     def receive(
         self, queue_url: str, max_messages: int, wait: int, options: ReceiveOptions
     ) -> list[ReceivedMessage]:
         """ReceiveMessage: up to `max_messages` (1 to 10) messages, waiting up to `wait` seconds (0 to 20)."""
-        ...
 
     def discard_idle_connections(self) -> None:
         """Use new connections from now on, because answers are missing. Calls in progress continue."""
-        ...
 
     def delete(self, queue_url: str, handles: Sequence[str]) -> BatchResult:
         """DeleteMessageBatch: 1 to 10 receipt handles."""
-        ...
 
     def change_visibility(
         self, queue_url: str, changes: Sequence[tuple[str, int]], *, urgent: bool = False
@@ -173,11 +168,9 @@ class SQS(Protocol):
 
         An urgent call waits only briefly for an answer, which leaves time for a retry.
         """
-        ...
 
     def send(self, queue_url: str, message: OutgoingMessage) -> str:
         """SendMessage. Returns the message id."""
-        ...
 
     def send_batch(
         self, queue_url: str, messages: Sequence[OutgoingMessage], *, urgent: bool = False
@@ -186,55 +179,42 @@ class SQS(Protocol):
 
         An urgent call waits no longer for an answer than `send`.
         """
-        ...
 
     def queue_url(self, name: str, owner: str | None = None) -> str:
         """GetQueueUrl, in this account or in account `owner`."""
-        ...
 
     def create_queue(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> str:
         """CreateQueue. Returns the URL, also if a queue of that name exists."""
-        ...
 
     def queue_attributes(self, queue_url: str, names: Sequence[str]) -> dict[str, str]:
         """GetQueueAttributes. Returns the attributes that are set, as strings."""
-        ...
 
     def set_queue_attributes(self, queue_url: str, attributes: Mapping[str, str]) -> None:
         """SetQueueAttributes."""
-        ...
 
     def purge(self, queue_url: str) -> None:
         """PurgeQueue."""
-        ...
 
     def delete_queue(self, queue_url: str) -> None:
         """DeleteQueue."""
-        ...
 
     def list_queues(self, prefix: str) -> list[str]:
         """ListQueues, all pages. Returns the URLs of this account's queues with that prefix.
 
         The answer may be a minute old.
         """
-        ...
 
     def queue_tags(self, queue_url: str) -> dict[str, str]:
         """ListQueueTags."""
-        ...
 
     def tag_queue(self, queue_url: str, tags: Mapping[str, str]) -> None:
         """TagQueue: adds tags, and replaces those with the same keys."""
-        ...
 
     def untag_queue(self, queue_url: str, keys: Sequence[str]) -> None:
         """UntagQueue: removes the tags with these keys, as far as there are any."""
-        ...
 
     def start_move_task(self, source_arn: str, destination_arn: str, per_second: int | None = None) -> None:
         """StartMessageMoveTask from a dead-letter queue, at 1 to 500 messages a second or SQS's own pace."""
-        ...
 
     def latest_move_task(self, source_arn: str) -> MoveTask | None:
         """ListMessageMoveTasks. Returns the latest task of a dead-letter queue."""
-        ...

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from boto3.session import Session
+    from botocore.config import Config
     from botocore.credentials import RefreshableCredentials
     from botocore.session import Session as BotocoreSession
 
@@ -22,22 +22,12 @@ RENEWAL_SECONDS: Final = 60
 STS_SECONDS: Final = 3
 
 
-class _Role:
-    """The botocore component `credential_provider` of a session that signs as a role."""
-
-    def __init__(self, credentials: RefreshableCredentials) -> None:
-        self._credentials = credentials
-
-    def load_credentials(self) -> RefreshableCredentials:
-        return self._credentials
-
-
 def assume_role(
     session: Session,
     assumed: BotocoreSession,
     settings: ClientSettings,
     region: str,
-    network: Mapping[str, Any],
+    config: Config,
 ) -> None:
     """Give a session the role's credentials, which it fetches at its first request and renews in time.
 
@@ -46,21 +36,15 @@ def assume_role(
         assumed: gets the role's credentials.
         settings: the role, and how long its credentials last.
         region: the region of STS.
-        network: botocore's Config options about the network.
+        config: of the client for STS.
     """
-    from botocore.config import Config  # noqa: PLC0415 - see client_factory
     from botocore.exceptions import NoCredentialsError  # noqa: PLC0415 - see client_factory
 
     if session.get_credentials() is None:
         raise NoCredentialsError
-    limits = {
-        "connect_timeout": STS_SECONDS,
-        "read_timeout": STS_SECONDS,
-        "retries": {"total_max_attempts": 1},
-    }
-    config = Config(**network, **limits)  # type: ignore[arg-type]
-    sts = session.client("sts", region_name=region, config=config)
-    assumed.register_component("credential_provider", _Role(_role_credentials(sts, settings)))
+    credentials = _role_credentials(session.client("sts", region_name=region, config=config), settings)
+    provider = SimpleNamespace(load_credentials=lambda: credentials)
+    assumed.register_component("credential_provider", provider)
 
 
 def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredentials:

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.cloudwatch import CloudWatch, QueueMetric, Span
+from celery_sqs_visibility.aws.cloudwatch import CloudWatch, Statistic
 from celery_sqs_visibility.aws.error_codes import reword
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.errors import AccessDeniedError, SQSError, UnavailableError
@@ -39,7 +39,7 @@ class Figure(NamedTuple):
     """A figure of a queue, from CloudWatch's values within a window, newest first."""
 
     names: tuple[str, ...]
-    statistic: Literal["Maximum", "Sum"]
+    statistic: Statistic
     window_seconds: int
     period_seconds: int
     combine: Callable[[list[float]], float]
@@ -82,7 +82,6 @@ class QueueMetrics:
     def measure(self, figure: Figure, queues: Sequence[Queue]) -> Measured:
         """Ask for a figure of these queues."""
         now = self._clock.wall()
-        span = Span(now - figure.window_seconds, now, figure.period_seconds)
         by_cloudwatch: defaultdict[CloudWatch, list[Queue]] = defaultdict(list)
         found: defaultdict[str, list[float]] = defaultdict(list)
         error: SQSError | None = None
@@ -90,10 +89,12 @@ class QueueMetrics:
             by_cloudwatch[self._cloudwatch_of(queue)].append(queue)
         for cloudwatch, its_queues in by_cloudwatch.items():
             pairs = [(queue, name) for queue in its_queues for name in figure.names]
-            metrics = [QueueMetric(queue.sqs_name, name, figure.statistic) for queue, name in pairs]
+            metrics = [(queue.sqs_name, name) for queue, name in pairs]
             try:
                 _check_location(cloudwatch, its_queues[0])
-                answers = cloudwatch.values(metrics, span)
+                answers = cloudwatch.values(
+                    metrics, figure.statistic, now - figure.window_seconds, now, figure.period_seconds
+                )
             except SQSError as failure:
                 error = _explained(failure)
                 continue

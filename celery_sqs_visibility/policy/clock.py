@@ -17,11 +17,9 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds from an arbitrary origin, the same in all processes of a machine."""
-        ...
 
     def wall(self) -> float:
         """Seconds since the Unix epoch, as SQS and Celery count them."""
-        ...
 
 
 def _monotonic() -> Callable[[], float]:

@@ -104,7 +104,6 @@ class DelayRule(Protocol):
 
     def delay(self, retries: int, exc: BaseException) -> float | None:
         """Seconds to hide the message after `retries` earlier failures; `None` leaves it to the next rule."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

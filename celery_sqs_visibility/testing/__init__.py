@@ -20,8 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from celery_sqs_visibility.aws.fake import FakeSQS
-    from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+    from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
     from celery_sqs_visibility.testing.account import Accounts, LetterFacts, MessageAccount
     from celery_sqs_visibility.testing.schedule import Fault
     from celery_sqs_visibility.testing.simulation import Simulation, SimulationFailedError, simulate
@@ -43,7 +42,7 @@ __all__ = [
 
 _HOMES = {
     "Accounts": "testing.account",
-    "FakeObjectStore": "aws.fake_object_store",
+    "FakeObjectStore": "aws.fake",
     "FakeSQS": "aws.fake",
     "Fault": "testing.schedule",
     "LetterFacts": "testing.account",

@@ -13,8 +13,7 @@ from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 from kombu import Producer
 
-from celery_sqs_visibility.aws.fake import FakeSQS, as_received
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS, as_received
 from celery_sqs_visibility.aws.port import BatchResult, ReceivedMessage, ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue
 from celery_sqs_visibility.delivery.lease_table import open_lease_table

@@ -10,7 +10,7 @@ from support.proxy import FaultProxy
 
 from celery_sqs_visibility.aws import object_store
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.aws.object_store import S3ObjectStore
 from celery_sqs_visibility.errors import (
     AccessDeniedError,

@@ -15,8 +15,8 @@ class FakeCloudWatch:
     def location(self):
         return Location("us-east-1", self._endpoint)
 
-    def values(self, metrics, span):
+    def values(self, metrics, _statistic, start, end, period_seconds):
         if self._error:
             raise self._error
-        self.spans.append(span)
-        return [self._values.get((metric.queue, metric.name), []) for metric in metrics]
+        self.spans.append((start, end, period_seconds))
+        return [self._values.get(metric, []) for metric in metrics]

@@ -12,8 +12,7 @@ from support.app import without_shared_tasks
 from support.factories import EVERYTHING
 
 from celery_sqs_visibility import VisibilityTask, lambda_handler, task_message
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.delivery import lease_table
 from celery_sqs_visibility.delivery.settle.dead_letters import described
 from celery_sqs_visibility.serverless.handler import MEMBERS

@@ -4,8 +4,7 @@ import functools
 import math
 from collections import defaultdict, deque
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.errors import (
     AnswerLostError,
     ReceiptHandleInvalidError,

@@ -12,7 +12,7 @@ from support.clock import FakeClock
 
 from celery_sqs_visibility.aws import cloudwatch as module
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.cloudwatch import CloudWatch, CloudWatchLogs, QueueMetric, Span
+from celery_sqs_visibility.aws.cloudwatch import CloudWatch, CloudWatchLogs
 from celery_sqs_visibility.errors import SQSError, UnavailableError
 
 SETTINGS = ClientSettings("us-east-1", access_key_id="key", secret_access_key="secret")
@@ -27,17 +27,17 @@ def test_each_metric_has_its_values(emulator, monkeypatch):
     client = boto3.client("cloudwatch", "us-east-1", aws_access_key_id="key", aws_secret_access_key="secret")
     client.put_metric_data(Namespace="AWS/SQS", MetricData=data)
     client.close()
-    span = Span(now.timestamp() - 300, now.timestamp() + 60, 60)
-    metrics = [QueueMetric("q", OLDEST, "Maximum"), QueueMetric("other", OLDEST, "Maximum")]
+    span = (now.timestamp() - 300, now.timestamp() + 60, 60)
+    metrics = [("q", OLDEST), ("other", OLDEST)]
     cloudwatch = CloudWatch(SETTINGS)
-    assert cloudwatch.values(metrics, span) == [[42.0], []]
+    assert cloudwatch.values(metrics, "Maximum", *span) == [[42.0], []]
     assert cloudwatch.location().endpoint == emulator.url
 
 
 def test_one_that_cannot_be_reached_is_unavailable(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL_CLOUDWATCH", "http://127.0.0.1:9")
     with pytest.raises(UnavailableError, match="no answer from CloudWatch"):
-        CloudWatch(SETTINGS).values([QueueMetric("q", OLDEST, "Maximum")], Span(0, 300, 60))
+        CloudWatch(SETTINGS).values([("q", OLDEST)], "Maximum", 0, 300, 60)
 
 
 NOW = float(int(time.time()) - 60)  # CloudWatch takes no lines of another time

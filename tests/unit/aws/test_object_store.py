@@ -6,7 +6,7 @@ import pytest
 from support.clock import FakeClock
 
 from celery_sqs_visibility.aws.breaker import PAUSE_SECONDS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.aws.object_store import PROBED_KEY, GuardedObjectStore
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 

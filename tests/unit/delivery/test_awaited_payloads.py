@@ -9,7 +9,7 @@ from support.lanes import work_off
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility import events as kinds
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core.held import Past
 from celery_sqs_visibility.core.settlements import RELEASE, Delete, Hide, Lapse, Why

@@ -8,8 +8,7 @@ from celery import Celery
 from support.clock import FakeClock
 
 from celery_sqs_visibility import publish_batch
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.topics import Topic

@@ -3,8 +3,7 @@
 import pytest
 from support.factories import EVERYTHING, counts, requests, sqs_queue
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.delivery.payloads import outgoing as module
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore

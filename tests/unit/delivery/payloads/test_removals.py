@@ -4,7 +4,7 @@ import pytest
 from support.clock import FakeClock
 from support.lanes import work_off
 
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.delivery.payloads.removals import LINGER_SECONDS, TRY_SECONDS, Removals
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError

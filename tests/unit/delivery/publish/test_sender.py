@@ -10,8 +10,7 @@ from support.factories import EVERYTHING, sqs_queue
 from support.processes import SOON
 
 from celery_sqs_visibility.aws import queues
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.core import pending
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore

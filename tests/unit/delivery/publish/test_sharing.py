@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.processes import SOON
 
-from celery_sqs_visibility.aws.fake import FakeSQS
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore, FakeSQS
 from celery_sqs_visibility.aws.port import BatchResult, OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.payloads.outgoing import OutgoingMessages, PayloadStore

@@ -6,7 +6,7 @@ from support.factories import DELETES
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.aws.fake_object_store import FakeObjectStore
+from celery_sqs_visibility.aws.fake import FakeObjectStore
 from celery_sqs_visibility.core.delivery import State
 from celery_sqs_visibility.core.settlements import Hold
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError, ThrottledError
