@@ -16,7 +16,7 @@ from celery_sqs_visibility.operate.app_queues import dead_letter_queue, inspect_
 from celery_sqs_visibility.operate.invocation import app_of, broker_of, json_option, say, show_json
 from celery_sqs_visibility.operate.permission_table import BROADCASTS, Role, policy_document
 from celery_sqs_visibility.policy.control_names import exchange_prefix
-from celery_sqs_visibility.policy.predefined import PredefinedQueue, name_at_sqs, predefined_queue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 from celery_sqs_visibility.policy.queue_names import (
     KEY,
@@ -80,7 +80,7 @@ class AppResources:
 
     def _add_queue(self, name: str) -> None:
         options = self._options
-        predefined = predefined_queue(options.predefined_queues, name, options.queue_name_prefix)
+        predefined = options.predefined_queue(name)
         arn, attributes = self._look_at(name, predefined)
         self.arns["queues"].append(arn)
         if self._is_fanout(name):
@@ -128,8 +128,7 @@ class AppResources:
         return arn, found.attributes or {}
 
     def _as_planned(self, name: str, predefined: PredefinedQueue | None) -> tuple[str, Mapping[str, str]]:
-        options, plans = self._options, self._plans or {}
-        own_name = name_at_sqs(options.predefined_queues, name, options.queue_name_prefix)
+        own_name, plans = self._options.name_at_sqs(name), self._plans or {}
         region = (predefined and predefined.region) or self._region
         owner = predefined.owner if predefined else None
 

@@ -11,7 +11,7 @@ from celery import signals
 from celery.utils.log import get_logger
 
 from celery_sqs_visibility.contacts.worker import connecting
-from celery_sqs_visibility.operate.health.probe import ProbedSocket
+from celery_sqs_visibility.operate.health import probe
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
 from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, PortListener, Response, Routes
 from celery_sqs_visibility.policy.options import Options
@@ -94,18 +94,17 @@ class ProbedListener(HTTPListener):
     def __init__(self, node: str, routes: Routes) -> None:
         super().__init__(socket.socket(socket.AF_UNIX), routes)
         self._node = node
-        self._probed: ProbedSocket | None = None
 
     def claim(self) -> None:
         """Create the socket. Raises if the temporary directory does not allow it."""
-        probed = ProbedSocket(self._node)
+        listening = probe.listen(self._node)
         self.socket.close()  # not bound yet: a forked child closes it
-        self.socket, self._probed, self.listens = probed.socket, probed, True
+        self.socket, self.listens = listening, True
 
     def remove(self) -> None:
         """Remove the file, if there is one."""
-        if self._probed is not None:
-            self._probed.remove()
+        if self.listens:
+            probe.remove(self.socket)
 
 
 def probed_listener(node: str, routes: Routes) -> ProbedListener:

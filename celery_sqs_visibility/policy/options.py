@@ -533,9 +533,19 @@ class Options(SharedOptions):
         """The prefix of control queues, including `queue_name_prefix`."""
         return sqs_name(f"{self.queue_name_prefix}{self.control_prefix}")
 
+    def predefined_queue(self, name: str) -> PredefinedQueue | None:
+        """The definition of Celery's queue in `predefined_queues`; `None` if it has none."""
+        return predefined_queue(self.predefined_queues, name, self.queue_name_prefix)
+
+    def name_at_sqs(self, name: str) -> str:
+        """SQS's name of Celery's queue: the one in its URL, if it is predefined by a URL."""
+        predefined = self.predefined_queue(name)
+        url = predefined.url if predefined is not None else None
+        return url.rpartition("/")[2] if url else sqs_name(name, self.queue_name_prefix)
+
     def backoff_policy(self, queue: str, task: str) -> BackoffPolicy | None:
         """The policy of kombu's for failures of the task in that queue; `None` if none names the task."""
-        predefined = predefined_queue(self.predefined_queues, queue, self.queue_name_prefix)
+        predefined = self.predefined_queue(queue)
         policy = predefined.backoff if predefined else None
         return policy if policy and task in policy.tasks else None
 

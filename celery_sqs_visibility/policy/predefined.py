@@ -93,18 +93,9 @@ class PredefinedQueue:
     backoff: BackoffPolicy | None = None
 
 
-def predefined_queue(
-    queues: Mapping[str, PredefinedQueue], name: str, prefix: str = ""
-) -> PredefinedQueue | None:
+def predefined_queue(queues: Mapping[str, PredefinedQueue], name: str, prefix: str) -> PredefinedQueue | None:
     """Find a queue by Celery's name or, as kombu does, by SQS's name."""
     return queues.get(name) or queues.get(sqs_name(name, prefix))
-
-
-def name_at_sqs(queues: Mapping[str, PredefinedQueue], name: str, prefix: str = "") -> str:
-    """SQS's name of Celery's queue: the one in its URL, if it has one. Makes no request."""
-    predefined = predefined_queue(queues, name, prefix)
-    url = predefined.url if predefined is not None else None
-    return url.rpartition("/")[2] if url else sqs_name(name, prefix)
 
 
 def parse_predefined_queues(name: str, value: Any) -> dict[str, PredefinedQueue]:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined import name_at_sqs
 from celery_sqs_visibility.policy.queue_names import (
     FIFO_SUFFIX,
     REDRIVE_POLICY,
@@ -117,7 +116,7 @@ def why_impossible(plans: Iterable[QueuePlan]) -> str | None:
 def _with_letters(name: str, options: Options, max_receive_count: int) -> list[QueuePlan]:
     given = options.sqs_creation_attributes
     timeout = str(options.for_queue(name).visibility_timeout)
-    sqs_name = _name_at_sqs(name, options)
+    sqs_name = options.name_at_sqs(name)
     attributes = creation_attributes(sqs_name, {"VisibilityTimeout": timeout, **given})
     plan = QueuePlan(name, sqs_name, attributes, tags=options.queue_tags)
     if REDRIVE_POLICY in given:  # the user's own
@@ -133,12 +132,8 @@ def _letters(name: str, options: Options) -> QueuePlan:
     given = options.sqs_creation_attributes
     encryption = {key: given[key] for key in ENCRYPTION if key in given}
     attributes = {**dead_letter_attributes(name), **encryption}
-    sqs_name = _name_at_sqs(name, options)
+    sqs_name = options.name_at_sqs(name)
     return QueuePlan(name, sqs_name, attributes, tags=options.queue_tags, holds_letters=True)
-
-
-def _name_at_sqs(name: str, options: Options) -> str:
-    return name_at_sqs(options.predefined_queues, name, options.queue_name_prefix)
 
 
 def _is_for_letters(name: str, options: Options) -> bool:

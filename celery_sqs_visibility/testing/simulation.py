@@ -17,7 +17,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,11 +85,16 @@ class WorkerDiedError(WorkerTerminate):
 
 
 class SimulatedWorker(Worker):
-    """A worker whose settlements are points of the simulation."""
+    """A worker whose settlements are points of the simulation.
+
+    Attributes:
+        running: the delivery whose task it runs.
+        left: the points that its run may still pass in a shutdown; `None` if there is no shutdown.
+    """
 
     before_settlement: Callable[[SimulatedWorker, Delivery, Settlement], None]
-    #: The delivery whose task it runs.
     running: Delivery | None = None
+    left: int | None = None
 
     def start(self, delivery: Delivery) -> bool:
         self.running = delivery
@@ -103,18 +107,6 @@ class SimulatedWorker(Worker):
         if delivery.acknowledged_early:
             self.send_all()  # its run begins only now
         return settled
-
-
-@dataclass
-class SimulatedRun:
-    """A message that a worker holds, from its receive to its settlement.
-
-    Attributes:
-        left: the points that its run may still pass in a shutdown; `None` if there is no shutdown.
-    """
-
-    worker: SimulatedWorker
-    left: int | None = None
 
 
 class Simulation(World):
@@ -135,7 +127,7 @@ class Simulation(World):
         self.effects: list[Any] = []
         self.faults = faults
         self._schedule = Schedule(seed, points, faults)
-        self._runs: list[SimulatedRun] = []
+        self._busy: list[SimulatedWorker] = []  # each holds a message, the last one in the innermost run
         self._directory: TemporaryDirectory[str] | None = None
 
     def __enter__(self) -> Self:
@@ -209,7 +201,7 @@ class Simulation(World):
     def _took_place(self, key: Any) -> None:
         shown = _shown(key)
         self.effects.append(key)
-        self._note(f"effect {shown}", self._runs[-1].worker if self._runs else None)
+        self._note(f"effect {shown}", self._innermost)
         self._point(f"after the effect {shown}")
 
     def once(self, *keys: Any) -> None:
@@ -255,14 +247,13 @@ class Simulation(World):
 
     def _living(self) -> SimulatedWorker:
         """The worker that receives next: a new one if none is idle, or at random."""
-        idle = [worker for worker in self.workers if not any(run.worker is worker for run in self._runs)]
-        if not idle or self._runs or (self.steps and self._schedule.random.random() < 1 / 2):
+        idle = [worker for worker in self.workers if worker not in self._busy]
+        if not idle or self._busy or (self.steps and self._schedule.random.random() < 1 / 2):
             return self.new_worker()
         return cast("SimulatedWorker", idle[0])
 
     def _take_by(self, worker: SimulatedWorker, queue: Queue) -> bool:
-        run = SimulatedRun(worker)
-        self._runs.append(run)
+        self._busy.append(worker)
         try:
             return worker.take(queue)
         except WorkerDiedError as death:
@@ -270,8 +261,8 @@ class Simulation(World):
                 raise
             return True
         finally:
-            self._runs.pop()
-            if run.left is not None:
+            self._busy.pop()
+            if worker.left is not None:
                 self._end_deploy(worker)
 
     def _between(self, wait: float) -> None:
@@ -297,33 +288,38 @@ class Simulation(World):
         if self.redrive():
             self._note("SQS moves the message to the dead letters, and an operator moves it back")
 
+    @property
+    def _innermost(self) -> SimulatedWorker | None:
+        """The worker of the innermost run; `None` while no message is held."""
+        return self._busy[-1] if self._busy else None
+
     def _point(self, where: str) -> None:
         """Pass a point of a run, where a fault may happen."""
-        if not self._runs:
+        worker = self._innermost
+        if worker is None:
             return
-        run = self._runs[-1]
-        if run.worker.dead:
-            raise WorkerDiedError(run.worker)
-        if run.left is not None:
-            run.left -= 1
-            if run.left < 0:
-                self._hand_back(run, where)
+        if worker.dead:
+            raise WorkerDiedError(worker)
+        if worker.left is not None:
+            worker.left -= 1
+            if worker.left < 0:
+                self._hand_back(worker, where)
         fault = self._schedule.due(IN_A_RUN)
         if fault is not None:
-            self._happen(fault, run, where)
+            self._happen(fault, worker, where)
         elif Fault.OVERLAP in self.faults:
             self._overlap()
 
     def _overlap(self) -> None:
         """At random, let another worker run another message that waits; at most two runs overlap."""
         waiting = [queue for queue in self.queues if self.sqs.visible(queue.url)]
-        if self.seed is None or len(self._runs) > 1 or not waiting:
+        if self.seed is None or len(self._busy) > 1 or not waiting:
             return
         if self._schedule.random.random() < OVERLAPS:
             self._run_meanwhile(waiting[0])
 
-    def _happen(self, fault: Fault, run: SimulatedRun, where: str) -> None:
-        worker, delivery = run.worker, run.worker.running
+    def _happen(self, fault: Fault, worker: SimulatedWorker, where: str) -> None:
+        delivery = worker.running
         if delivery is None:
             return
         queue = delivery.queue
@@ -346,7 +342,7 @@ class Simulation(World):
                 self._note(f"{worker.name} goes on")
                 worker.send_all()
             case Fault.DEPLOY:
-                run.left = self._schedule.random.randint(0, 2)
+                worker.left = self._schedule.random.randint(0, 2)
                 self._note(f"{worker.name} gets SIGTERM, {where}")
                 self._leases.stop()
             case _:
@@ -373,10 +369,10 @@ class Simulation(World):
 
     def _die_waiting(self) -> None:
         """End the innermost run, because it waits for an interrupted one. In a signal handler."""
-        self._die(self._runs[-1].worker, "after it has waited for 0.2 s, as for a lock of another run")
+        self._die(self._busy[-1], "after it has waited for 0.2 s, as for a lock of another run")
 
-    def _hand_back(self, run: SimulatedRun, where: str) -> None:
-        worker, delivery = run.worker, run.worker.running
+    def _hand_back(self, worker: SimulatedWorker, where: str) -> None:
+        delivery = worker.running
         if delivery is not None and not delivery.held:
             self._note(f"{worker.name} ends, and its run with it, {where}: its time is over")
         else:
@@ -402,7 +398,7 @@ class Simulation(World):
             return  # the run begins only now
         if delivery is not worker.running:
             return
-        if not self._runs or self._runs[-1].left is not None:
+        if not self._busy or self._busy[-1].left is not None:
             return
         fault = self._schedule.due(AT_THE_END if isinstance(settlement, Delete) else {Fault.DEATH})
         worker.running = None
@@ -414,10 +410,10 @@ class Simulation(World):
 
     def _note(self, step: str, worker: Worker | None = None) -> None:
         by = "" if worker is None else f"{worker.name}: "
-        self.steps.append(f"{'  ' * max(0, len(self._runs) - 1)}{self.clock.passed:>9,.0f} s  {by}{step}")
+        self.steps.append(f"{'  ' * max(0, len(self._busy) - 1)}{self.clock.passed:>9,.0f} s  {by}{step}")
 
     def _tell(self, event: DeliveryEvent) -> None:
-        worker = self._runs[-1].worker if self._runs else None
+        worker = self._innermost
         count = event.delivery.receive_count
         match event:
             case events.Received():

@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.queues import Queues
 from celery_sqs_visibility.delivery.payloads.outgoing import PayloadStore
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined import PredefinedQueue, predefined_queue
+from celery_sqs_visibility.policy.predefined import PredefinedQueue
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues
 from celery_sqs_visibility.transport.connection_settings import BrokerURL
 from celery_sqs_visibility.transport.routing import configured_apps, max_retries_by_queue
@@ -74,7 +74,7 @@ def queues_of(settings: ClientSettings, options: Options) -> Queues:
 
 def settings_of_queue(queue: str, settings: ClientSettings, options: Options) -> ClientSettings:
     """The settings of a queue: the connection's, overridden by those of a predefined queue."""
-    predefined = predefined_queue(options.predefined_queues, queue, options.queue_name_prefix)
+    predefined = options.predefined_queue(queue)
     return settings if predefined is None else _settings_for(predefined, settings)
 
 

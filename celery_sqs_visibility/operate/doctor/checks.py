@@ -13,7 +13,7 @@ from celery_sqs_visibility.operate.doctor.facts import (
     ProbeResult,
     Severity,
     and_more,
-    listed,
+    tasks_listed,
 )
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text, usd_of
@@ -153,7 +153,7 @@ def check_priorities(facts: Facts) -> Iterator[Finding]:
     if urgent:
         yield Finding(
             Severity.WARNING,
-            listed(urgent, "task"),
+            tasks_listed(urgent),
             "it has a priority",
             "SQS has no priorities: its messages wait behind all others.",
             "route it to a queue of its own, and set the option queue_order='strict'",
@@ -220,7 +220,7 @@ def check_early_acks(facts: Facts) -> Iterator[Finding]:
     if early:
         yield Finding(
             Severity.WARNING,
-            listed(early, "task"),
+            tasks_listed(early),
             "its message is deleted before it runs (acks_late=False)",
             "If the worker is killed, or its grace period ends, the task is lost.",
             "base=VisibilityTask, or acks_late=True and an idempotent task",
@@ -234,7 +234,7 @@ def check_repeats(facts: Facts) -> Iterator[Finding]:
         most = max(task.max_retries or 0 for task in tasks)
         yield Finding(
             Severity.NOTE,
-            listed([task.name for task in tasks], "task"),
+            tasks_listed([task.name for task in tasks]),
             f"after each exception {'they run' if len(tasks) > 1 else 'it runs'} again, up to "
             f"{counted(most, 'time')} (task_cls=VisibilityTask)",
             "What a run did before the exception is done again: a task that charges a card, and then fails, "
@@ -249,7 +249,7 @@ def check_horizon(facts: Facts) -> Iterator[Finding]:
     if long := [name for name, limit in limits.items() if limit > VISIBILITY_HORIZON_SECONDS]:
         yield Finding(
             Severity.ERROR,
-            listed(long, "task"),
+            tasks_listed(long),
             "its time limit is longer than 12 h",
             "SQS makes a message visible again 12 h after its receive: two runs of the task overlap.",
             "time_limit=43000 or less, and self.visibility.continue_later() for the rest",
@@ -262,7 +262,7 @@ def check_long_delays(facts: Facts) -> Iterator[Finding]:
     if long:
         yield Finding(
             Severity.WARNING,
-            listed(long, "task"),
+            tasks_listed(long),
             "the delay after a failure is longer than 12 h",
             "SQS hides a message for 12 h at most, and then it comes back.",
             "default_retry_delay=43200 or less; or self.retry(countdown=...), which sends a new message",

@@ -194,14 +194,13 @@ def transport_option(name: str, value: object, queue: str = "") -> str:
     return f"broker_transport_options = {given!r}, beside your others"
 
 
-def listed(names: list[str], kind: str) -> str:
-    """The names of things, up to `MAX_NAMES`."""
+def tasks_listed(names: list[str]) -> str:
+    """The names of tasks, up to `MAX_NAMES`."""
     if len(names) == 1:
-        return f"{kind} {names[0]!r}"
+        return f"task {names[0]!r}"
     others = len(names) - MAX_NAMES
-    return f"{kind}s {', '.join(map(repr, names[:MAX_NAMES]))}" + (
-        f" and {others} more" if others > 0 else ""
-    )
+    shown = ", ".join(map(repr, names[:MAX_NAMES]))
+    return f"tasks {shown} and {others} more" if others > 0 else f"tasks {shown}"
 
 
 def and_more(names: list[str], kind: str) -> str:

@@ -50,7 +50,6 @@ from celery_sqs_visibility.operate.permission_table import (
     SEND,
 )
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined import predefined_queue
 from celery_sqs_visibility.policy.queue_names import key_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
 from celery_sqs_visibility.policy.retries import choose_delay
@@ -194,7 +193,7 @@ def _delays(task: Any, queue: str, options: Options, limit: int | None) -> tuple
 
 def _queue_facts(broker: BrokerContext, name: str) -> QueueFacts:
     options = broker.options
-    predefined = predefined_queue(options.predefined_queues, name, options.queue_name_prefix)
+    predefined = options.predefined_queue(name)
     known = QueueFacts(
         name=name,
         options=options.for_queue(name),

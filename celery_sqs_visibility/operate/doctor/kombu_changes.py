@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from celery import Celery
 
 from celery_sqs_visibility.errors import OptionError
 from celery_sqs_visibility.operate.doctor.checks import findings_of
-from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, listed
+from celery_sqs_visibility.operate.doctor.facts import Facts, Finding, Severity, tasks_listed
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import CommandError, errors_as_sentences
 from celery_sqs_visibility.policy.options import Options
@@ -23,24 +23,19 @@ OURS: Final = "celery_sqs_visibility"
 LONG_TIMEOUT_SECONDS: Final = 900
 
 
-class Default(NamedTuple):
-    """An option whose default differs from kombu's."""
-
-    name: str
-    kombus: float
-    follows: str
-
-
-#: kombu/transport/SQS: `Channel.default_visibility_timeout`, `Transport.polling_interval` and so on.
+#: Options whose defaults differ from kombu's, each with kombu's and what follows from ours
+#: (kombu/transport/SQS: `Channel.default_visibility_timeout`, `Transport.polling_interval` and so on).
 DEFAULTS: Final = (
-    Default(
+    (
         "visibility_timeout",
         1800,
-        "kombu gives it to queues that it creates. Here it goes with every receive, whatever the queue has, "
-        "and is renewed while the task runs: a killed worker's tasks are back after so long.",
+        (
+            "kombu gives it to queues that it creates. Here it goes with every receive, whatever the queue "
+            "has, and is renewed while the task runs: a killed worker's tasks are back after so long."
+        ),
     ),
-    Default("wait_time_seconds", 10, "An idle worker makes fewer requests."),
-    Default("polling_interval", 1, "The next poll begins at once after an empty one."),
+    ("wait_time_seconds", 10, "An idle worker makes fewer requests."),
+    ("polling_interval", 1, "The next poll begins at once after an empty one."),
 )
 
 #: Findings about every app.
@@ -106,7 +101,7 @@ def _early_acks(facts: Facts) -> Iterator[Finding]:
     if early:
         yield Finding(
             Severity.WARNING,
-            listed(early, "task"),
+            tasks_listed(early),
             "acks_late is False: its message is deleted before it runs, and with VisibilityTask after that",
             "A task whose worker dies runs again, where it was lost: it has to be idempotent. A task "
             "whose decorator says acks_late=False is refused.",
@@ -119,7 +114,7 @@ def _new_retries(facts: Facts) -> Iterator[Finding]:
     if several:
         yield Finding(
             Severity.WARNING,
-            listed(several, "task"),
+            tasks_listed(several),
             "after every exception the message of a VisibilityTask comes back, max_retries (3) times",
             "A task that fails is FAILURE at once now, and then after its last attempt; until that, RETRY.",
             "max_retries=0 on tasks that are to run once, autoretry_for=(...) to choose exceptions, and "

@@ -16,7 +16,7 @@ from celery_sqs_visibility.operate.doctor.facts import (
     Severity,
     TaskFacts,
     and_more,
-    listed,
+    tasks_listed,
 )
 from celery_sqs_visibility.operate.doctor.facts import transport_option as option
 from celery_sqs_visibility.operate.figures import duration_text
@@ -184,7 +184,7 @@ def check_endless_retries(facts: Facts) -> Iterator[Finding]:
         if endless and queue.attributes is not None and not queue.redrive:
             yield Finding(
                 Severity.WARNING,
-                listed([each.name for each in endless], "task"),
+                tasks_listed([each.name for each in endless]),
                 f"max_retries is None, and queue {queue.name!r} has no redrive policy",
                 "A task that always fails runs until the message's retention ends "
                 f"({duration_text(queue.retention)}), and then the message is deleted.",
@@ -218,7 +218,7 @@ def check_retention(facts: Facts) -> Iterator[Finding]:
         longer = min(RETENTION_SECONDS, int(total * 2))
         yield Finding(
             Severity.ERROR if total >= retention else Severity.WARNING,
-            listed([each.name for each in tasks], "task"),
+            tasks_listed([each.name for each in tasks]),
             f"the delays after {whose} {len(task.delays)} failures come to {duration_text(total)}, and queue "
             f"{queue.name!r} keeps a message for {duration_text(retention)}",
             "SQS deletes the message before its last attempt, without a dead letter."

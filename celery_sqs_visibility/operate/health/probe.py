@@ -65,34 +65,33 @@ def sockets(node: str | None = None) -> list[tuple[str, str]]:
     return [(name, path) for name, path in found if name == name_of(full) or name.partition("@")[0] == full]
 
 
-class ProbedSocket:
-    """The listening socket of a process for its node.
+def listen(node: str) -> socket.socket:
+    """Open the listening socket of this process for its node.
 
     Raises:
         OSError: the directory cannot be used.
     """
+    with suppress(FileExistsError):
+        os.mkdir(directory(), 0o700)
+    _check_private(directory())
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _directory_lock():
+            _remove_stale()
+            # Bound at its final path: systemd-tmpfiles removes old sockets whose name, when they were
+            # bound, is no longer in use (/proc/net/unix has that name).
+            listening.bind(_free_path(node))
+            listening.listen()
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
-    def __init__(self, node: str) -> None:
-        with suppress(FileExistsError):
-            os.mkdir(directory(), 0o700)
-        _check_private(directory())
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with _directory_lock():
-                _remove_stale()
-                self._path = _free_path(node)
-                # Bound at its final path: systemd-tmpfiles removes old sockets whose name, when they were
-                # bound, is no longer in use (/proc/net/unix has that name).
-                self.socket.bind(self._path)
-                self.socket.listen()
-        except OSError:
-            self.socket.close()
-            raise
 
-    def remove(self) -> None:
-        """Remove the file while the socket still listens, so that it never looks like a killed worker's."""
-        with suppress(OSError):
-            os.unlink(self._path)
+def remove(listening: socket.socket) -> None:
+    """Remove the file of a socket while it still listens, so that it never looks like a killed worker's."""
+    with suppress(OSError):
+        os.unlink(listening.getsockname())
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import threading
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from celery_sqs_visibility.operate.metrics.names import METRICS, Kind, Metric
 
@@ -35,14 +34,6 @@ class Counter:
             return dict(self._values)
 
 
-@dataclass(slots=True)
-class _Values:
-    """The numbers of values by bucket, and the sum of all values."""
-
-    buckets: list[int]
-    total: float = 0
-
-
 class Histogram:
     """Values in buckets, the last of which has no bound. Any thread.
 
@@ -54,22 +45,22 @@ class Histogram:
     def __init__(self, bounds: tuple[float, ...], lock: threading.Lock) -> None:
         self.bounds = bounds
         self._lock = lock
-        self._values: defaultdict[Labels, _Values] = defaultdict(lambda: _Values([0] * (len(bounds) + 1)))
+        self._counts: defaultdict[Labels, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+        self._totals: defaultdict[Labels, float] = defaultdict(float)
         self.record: Callable[[Labels, float], None] | None = None
 
     def observe(self, labels: Labels, value: float) -> None:
         """Count a value."""
         with self._lock:
-            values = self._values[labels]
-            values.buckets[bisect_left(self.bounds, value)] += 1
-            values.total += value
+            self._counts[labels][bisect_left(self.bounds, value)] += 1
+            self._totals[labels] += value
         if self.record is not None:
             self.record(labels, value)
 
     def read(self) -> dict[Labels, tuple[list[int], float]]:
         """The numbers of values by bucket, and the sum of all values."""
         with self._lock:
-            return {labels: (list(one.buckets), one.total) for labels, one in self._values.items()}
+            return {labels: (list(counts), self._totals[labels]) for labels, counts in self._counts.items()}
 
 
 class Series:

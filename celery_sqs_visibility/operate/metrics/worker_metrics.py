@@ -28,7 +28,6 @@ from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.control_names import exchange_prefix
 from celery_sqs_visibility.policy.option_parsers import EMF, OPENTELEMETRY, PROMETHEUS
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined import name_at_sqs
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +181,7 @@ class WorkerMetrics:
     def _names_at_sqs(self) -> dict[str, str]:
         """Celery's names of consumed queues, by SQS's. Any thread, when a request is about another queue."""
         if (consumed := self._queues()) != self._consumed:
-            given, prefix = self._context.options.predefined_queues, self._context.options.queue_name_prefix
-            self._names = {name_at_sqs(given, queue, prefix): queue for queue in consumed}
+            self._names = {self._context.options.name_at_sqs(queue): queue for queue in consumed}
             self._consumed = consumed
         return self._names
 

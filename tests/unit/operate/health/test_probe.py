@@ -8,13 +8,14 @@ import sys
 import time
 from contextlib import ExitStack
 from errno import EAGAIN
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.processes import SOON
 
 from celery_sqs_visibility.operate.health import probe
-from celery_sqs_visibility.operate.health.probe import ProbedSocket, directory, name_of, sockets
+from celery_sqs_visibility.operate.health.probe import directory, name_of, sockets
 from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, Response
 
 
@@ -29,16 +30,16 @@ def listen():
     ends = []
 
     def start(node, answer=None):
-        probed = ProbedSocket(node)
+        listening = probe.listen(node)
+        ends.append(partial(probe.remove, listening))
         if answer is None:
-            ends.append(probed.socket.close)
+            ends.append(listening.close)
         else:
             body = json.dumps({"node": node, **answer}) if isinstance(answer, dict) else answer
-            server = HTTPServer([HTTPListener(probed.socket, {"/healthz": lambda: Response(body)})])
+            server = HTTPServer([HTTPListener(listening, {"/healthz": lambda: Response(body)})])
             server.start()
             ends.append(server.stop)
-        ends.append(probed.remove)
-        return probed
+        return listening
 
     yield start
     for end in ends:
@@ -89,7 +90,7 @@ def test_nobody_is_there(capsys):
 
 
 def test_a_killed_worker_is_nobody_and_the_next_worker_removes_its_file(listen):
-    listen("killed@h").socket.close()
+    listen("killed@h").close()
     assert list(probe.ask(None, "/healthz", 1)) == []
     listen("next@h")
     assert names() == ["next@h"]
@@ -97,13 +98,13 @@ def test_a_killed_worker_is_nobody_and_the_next_worker_removes_its_file(listen):
 
 def test_a_worker_whose_backlog_is_full_keeps_its_file(listen):
     probed = listen("busy@h")
-    probed.socket.listen(0)
+    probed.listen(0)
     with ExitStack() as clients:
         status = 0
         while status != EAGAIN:
             client = clients.enter_context(socket.socket(socket.AF_UNIX))
             client.setblocking(False)
-            status = client.connect_ex(probed.socket.getsockname())
+            status = client.connect_ex(probed.getsockname())
         listen("next@h")
     assert names() == ["busy@h", "next@h"]
 
@@ -112,7 +113,7 @@ def test_a_worker_whose_backlog_is_full_keeps_its_file(listen):
 def test_of_two_workers_with_one_name_both_are_asked_and_the_end_of_one_leaves_the_other(listen, ends):
     two = [listen("w@h", {"ok": True, "reason": reason}) for reason in ("first", "second")]
     assert sorted(each["reason"] for each in probe.ask("w@h", "/healthz", 5)) == ["first", "second"]
-    two[ends].remove()
+    probe.remove(two[ends])
     assert [each["reason"] for each in probe.ask("w@h", "/healthz", 5)] == [("second", "first")[ends]]
 
 
@@ -155,7 +156,7 @@ def test_names_of_nodes_are_those_of_files_and_short():
 def test_a_directory_that_others_may_enter_is_not_used(make):
     make(Path(directory()), 0o755)
     with pytest.raises(PermissionError, match="remove it"):
-        ProbedSocket("w@h")
+        probe.listen("w@h")
     assert sockets() == []
 
 
