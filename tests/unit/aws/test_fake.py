@@ -1,26 +1,18 @@
 """What the fake does for tests: failures in store, a record of calls, polls that wait."""
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from support.factories import queue
 
 from celery_sqs_visibility.aws.fake import ACCOUNT, FakeSQS
 from celery_sqs_visibility.aws.port import MoveTask, OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.errors import QueueDoesNotExistError, RequestRefusedError, SQSError, ThrottledError
 
 OPTIONS = ReceiveOptions(visibility_timeout=30, system_attributes=("All",))
-
-
-def with_dead_letters(sqs):
-    """The URLs of a queue whose messages are received once, and of its dead-letter queue."""
-    dead_letters = sqs.create_queue("dead_letters", {}, {})
-    arn = sqs.queue_attributes(dead_letters, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": "1"})
-    return sqs.create_queue("redriven", {"RedrivePolicy": policy}, {}), dead_letters
 
 
 def receive(sqs, url, options=OPTIONS):
@@ -65,9 +57,9 @@ def test_a_long_poll_returns_at_once_with_a_clock_that_nobody_turns(sqs, url):
 @pytest.mark.parametrize("event", ["sent", "released", "dead-lettered"])
 def test_a_waiting_poll_wakes_up_for_a_message(event):
     sqs = FakeSQS()
-    redriven, dead_letters = with_dead_letters(sqs)
     if event == "dead-lettered":
-        url, polled = redriven, dead_letters
+        dead_letters = queue(sqs, "dead_letters")
+        url, polled = queue(sqs, letters=dead_letters, most=1).url, dead_letters.url
     else:
         url = polled = sqs.create_queue("q", {}, {})
     sqs.send(url, OutgoingMessage("task"))
@@ -96,8 +88,8 @@ def test_a_waiting_poll_fails_when_its_queue_is_deleted():
 
 
 def test_a_move_task_empties_a_dead_letter_queue_that_a_policy_names(sqs):
-    dead = sqs.create_queue("dead", {}, {})
-    arn = sqs.queue_attributes(dead, ["QueueArn"])["QueueArn"]
+    letters = queue(sqs, "dead")
+    dead, arn = letters.url, letters.arn()
     sqs.send(dead, OutgoingMessage("x", {"a": {"DataType": "String", "StringValue": "1"}}))
     with pytest.raises(RequestRefusedError, match="Dead Letter Queue"):
         sqs.start_move_task(arn, arn)
@@ -105,11 +97,10 @@ def test_a_move_task_empties_a_dead_letter_queue_that_a_policy_names(sqs):
         with pytest.raises(RequestRefusedError, match=r"There is no queue '\S+-missing'"):
             sqs.start_move_task(*arns)
     assert sqs.latest_move_task(arn) is None
-    policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})}
-    url = sqs.create_queue("source", policy, {})
-    sqs.start_move_task(arn, sqs.queue_attributes(url, ["QueueArn"])["QueueArn"])
+    source = queue(sqs, "source", letters=letters, most=1)
+    sqs.start_move_task(arn, source.arn())
     assert replace(sqs.latest_move_task(arn), started=None) == MoveTask("COMPLETED", 1, 1)
-    (message,) = sqs.receive(url, 10, 0, ReceiveOptions(message_attributes=("All",)))
+    (message,) = sqs.receive(source.url, 10, 0, ReceiveOptions(message_attributes=("All",)))
     assert (message["Body"], list(message["MessageAttributes"])) == ("x", ["a"])
     assert sqs.receive(dead, 10, 0, ReceiveOptions()) == []
 

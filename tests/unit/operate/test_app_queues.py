@@ -1,10 +1,10 @@
-import json
 from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import CDeprecationWarning
 from support.app import close_app, make_app, without_shared_tasks
 from support.clock import FakeClock
+from support.factories import queue, send
 from support.fake_cloudwatch import FakeCloudWatch
 
 from celery_sqs_visibility import VisibilityTask
@@ -65,13 +65,11 @@ def context(sqs, **options):
 
 
 def test_a_queue_is_counted_with_its_dead_letters(sqs):
-    dead = sqs.create_queue("dead", {}, {})
-    arn = sqs.queue_attributes(dead, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-    url = sqs.create_queue("q", {"RedrivePolicy": policy}, {})
+    dead = queue(sqs, "dead")
+    url = queue(sqs, letters=dead).url
     for delay in (0, 0, 60):
         sqs.send(url, OutgoingMessage("m", delay=delay))
-    sqs.send(dead, OutgoingMessage("m"))
+    send(dead, "m")
     sqs.receive(url, 1, 0, ReceiveOptions(30))
     metrics = QueueMetrics(lambda _queue: FakeCloudWatch({("q", OLDEST): [7.0]}))
     assert queue_depths(context(sqs), ["q", "dead"], metrics) == [

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from support.factories import queue
 
 from celery_sqs_visibility.aws import queues
 from celery_sqs_visibility.aws.fake import FakeSQS
@@ -67,11 +68,10 @@ def test_what_differs_is_told_and_changed_on_request_only(sqs):
 
 @pytest.mark.parametrize(("receives", "state", "then"), [(3, "updated", 14), (50, "as planned", 50)])
 def test_a_queue_keeps_its_own_dead_letter_queue(sqs, receives, state, then):
-    arn = sqs.queue_attributes(sqs.create_queue("graveyard", {}, {}), ["QueueArn"])["QueueArn"]
-    redrive = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": str(receives)})
-    sqs.create_queue("orders", {"VisibilityTimeout": "120", "RedrivePolicy": redrive}, {})
+    graveyard = queue(sqs, "graveyard")
+    queue(sqs, "orders", letters=graveyard, most=receives, VisibilityTimeout="120")
     assert states(run(sqs, "orders", update=True)) == {"orders": state}
-    assert policy(sqs, "orders")["deadLetterTargetArn"] == arn
+    assert policy(sqs, "orders")["deadLetterTargetArn"] == graveyard.arn()
     assert int(policy(sqs, "orders")["maxReceiveCount"]) == then
 
 

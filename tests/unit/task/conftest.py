@@ -20,11 +20,11 @@ def app():
 
 @pytest.fixture
 def published(app, monkeypatch):
-    """What `app` has published: (task, args, options)."""
+    """What `app` has published: (task, args, kwargs, options)."""
     sent, publish = [], app.send_task
 
     def send_task(name, args=None, kwargs=None, **options):
-        sent.append((name, args, options))
+        sent.append((name, args, kwargs, options))
         return publish(name, args, kwargs, **options)
 
     monkeypatch.setattr(app, "send_task", send_task)

@@ -92,7 +92,7 @@ def seven():
 
 
 def bodies(published):
-    return [args for task, args, _ in published if task == "body"]
+    return [args for task, args, *_ in published if task == "body"]
 
 
 def test_a_member_that_is_delivered_again_counts_once(members, published):

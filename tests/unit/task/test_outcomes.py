@@ -84,7 +84,7 @@ class TestFailures:
         task = app.task(failing, shared=False, autoretry_for=(ValueError,), retry_kwargs={"queue": "other"})
         state, retry = outcome(task)
         assert (state, type(retry)) == (states.RETRY, Retry)
-        assert published[0][2]["queue"] == "other"
+        assert published[0][3]["queue"] == "other"
 
     @pytest.mark.parametrize("part", ["before_start", "__call__"])
     def test_other_parts_of_the_tasks_own_code_may_fail_too(self, app, part):
@@ -161,7 +161,7 @@ class TestRetry:
     )
     def test_it_publishes_what_sqs_cannot_express_and_to_its_message_group(self, app, published, given):
         outcome(make_retrying(app, given), properties={"MessageGroupId": "g"})
-        [(_, _, options)] = published
+        [(*_, options)] = published
         assert options["MessageGroupId"] == "g"
 
     def test_a_poll_for_a_chord_is_published_since_it_is_no_failure(self, app, published):
@@ -230,7 +230,7 @@ class TestLimitsGivenToRetry:
         state, retry = outcome(task, **request_)
         assert (state, len(published)) == ends
         if ends == PUBLISHED:
-            assert published[0][2]["headers"] == {LIMIT_HEADER: 5}
+            assert published[0][3]["headers"] == {LIMIT_HEADER: 5}
         if ends == HIDDEN:
             assert retry.delay == 7
 
@@ -269,7 +269,7 @@ class TestDelaysBeyond12Hours:
         task = app.task(daily, bind=True, shared=False, **options)
         state, retry = outcome(task, retries=0)
         assert (state, type(retry), retry.exc) == (states.RETRY, Retry, exc)
-        assert [(sent["countdown"], sent["retries"]) for _, _, sent in published] == [(24 * HOUR, 1)]
+        assert [(sent["countdown"], sent["retries"]) for *_, sent in published] == [(24 * HOUR, 1)]
 
     @pytest.mark.parametrize(("explicit", "count"), [(True, 1), (False, 0)], ids=["self.retry()", "raised"])
     def test_a_message_of_a_fifo_queue_keeps_its_place_unless_the_task_retries(

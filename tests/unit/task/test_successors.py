@@ -191,11 +191,17 @@ def test_the_error_that_kept_a_successor_back_is_stored_then(make, steps):
     assert isinstance(steps[1][1], PublishError)
 
 
-def test_a_retry_that_is_not_raised_at_once_is_stored_by_celery(make, steps):
-    def retry_later(task):
-        raise task.retry(throw=False, **ASKED_FOR)
+def retry_later(task):
+    raise task.retry(throw=False, **ASKED_FOR)
 
-    trace(make(VisibilityTask, retry_later))
+
+@pytest.mark.parametrize(
+    ("way", "request_"),
+    [(retry_later, {}), (WAYS["continue_later()"], {"sqs": None})],
+    ids=["not raised at once", "off SQS"],
+)
+def test_else_celery_stores_it_when_the_run_is_over(make, steps, way, request_):
+    trace(make(VisibilityTask, way), **request_)
     assert [step if step == "ending" else step[0] for step in steps] == ["ending", states.RETRY]
 
 
@@ -204,11 +210,6 @@ def test_a_successor_is_sent_whether_or_not_retry_can_be_stored(app, make, left,
     state, ended = end_of(make(VisibilityTask, WAYS["continue_later()"]), id="a")
     assert (left, state, type(ended)) == (["a"], states.RETRY, Continuation)
     assert "state RETRY of task ending[a] could not be stored; the run goes on" in caplog.text
-
-
-def test_off_sqs_it_is_stored_when_celery_does(make, steps):
-    trace(make(VisibilityTask, WAYS["continue_later()"]), sqs=None)
-    assert [step if step == "ending" else step[0] for step in steps] == ["ending", states.RETRY]
 
 
 def test_a_message_of_another_task_is_none_of_it(make, left):
@@ -277,19 +278,6 @@ LINKED = [{"task": "next", "args": [], "kwargs": {}, "options": {}}]
 FOLLOWS = {"callbacks": LINKED, "errbacks": LINKED, "chain": LINKED, "chord": {"task": "body"}}
 FAMILY = {"root_id": "root", "parent_id": "parent", "group": "group", "group_index": 7}
 DOWN = OperationalError("SQS is down")
-
-
-@pytest.fixture
-def published(app, monkeypatch):
-    """What the app has published: (task, args, kwargs, options)."""
-    sent, publish = [], app.send_task
-
-    def send_task(name, args=None, kwargs=None, **options):
-        sent.append((name, args, kwargs, options))
-        return publish(name, args, kwargs, **options)
-
-    monkeypatch.setattr(app, "send_task", send_task)
-    return sent
 
 
 @pytest.fixture

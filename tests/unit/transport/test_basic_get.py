@@ -1,10 +1,10 @@
 """Messages that are fetched one by one, by nobody who would extend them."""
 
-import json
 import os
 
 import pytest
 from support.clock import FakeClock
+from support.factories import queue as make_queue
 from support.kombu_site import declared_queue, publish
 
 from celery_sqs_visibility.aws.fake import FakeObjectStore
@@ -48,10 +48,7 @@ def test_what_is_fetched_is_deleted_when_it_is_acknowledged_and_visible_at_once_
 @pytest.mark.parametrize("redrive", [True, False])
 def test_a_rejected_message_is_left_to_the_redrive_policy_or_deleted_without_one(site, channel, redrive):
     if redrive:
-        site.sqs.create_queue("dead", {}, {})
-        arn = site.attributes("dead")["QueueArn"]
-        policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 3})
-        site.sqs.create_queue("q", {"RedrivePolicy": policy}, {})
+        make_queue(site.sqs, letters=make_queue(site.sqs, "dead"))
     queue = declared_queue(channel)
     publish(channel, "a")
     queue.get().reject()

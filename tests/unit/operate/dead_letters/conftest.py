@@ -43,11 +43,9 @@ class Site:
     suffix: str = ""
 
     def __post_init__(self):
-        fifo = {"FifoQueue": "true"} if self.suffix else {}
-        self.letters = self.sqs.create_queue(f"dead{self.suffix}", fifo, {})
-        arn = self.sqs.queue_attributes(self.letters, ["QueueArn"])["QueueArn"]
-        policy = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 5})}
-        self.queue = self.sqs.create_queue(f"orders{self.suffix}", {**fifo, **policy}, {})
+        letters = factories.queue(self.sqs, f"dead{self.suffix}")
+        self.letters = letters.url
+        self.queue = factories.queue(self.sqs, f"orders{self.suffix}", letters=letters, most=5).url
         self.place = find_place(self.context, f"orders{self.suffix}", None)
         self.stop = threading.Event()
         self.held = HeldMessages(self.place.letters, self.clock, self.stop)

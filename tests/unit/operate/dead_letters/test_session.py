@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+from support.factories import queue
 
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.redrive import RedriveBook
@@ -53,9 +54,7 @@ def test_a_right_that_is_missing_is_told(site):
 
 
 def test_a_letter_that_sqs_moved_from_another_queue_goes_back_there(site):
-    arn = site.sqs.queue_attributes(site.letters, ["QueueArn"])["QueueArn"]
-    policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
-    other = site.sqs.create_queue("other", {"RedrivePolicy": policy}, {})
+    other = queue(site.sqs, "other", letters=site.place.letters, most=1).url
     site.sqs.send(other, OutgoingMessage("{}"))
     for _ in range(2):
         site.messages(other)
