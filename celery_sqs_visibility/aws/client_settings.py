@@ -4,23 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-
-class Credentials(Protocol):
-    """An access key of a queue or topic, which replaces the connection's."""
-
-    @property
-    def access_key_id(self) -> str | None:
-        """Return the id, or `None` to use the connection's key."""
-
-    @property
-    def secret_access_key(self) -> str | None:
-        """Return the secret that belongs to the id."""
-
-    @property
-    def session_token(self) -> str | None:
-        """Return the token of temporary credentials."""
+if TYPE_CHECKING:
+    from celery_sqs_visibility.policy.predefined import Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +46,16 @@ class ClientSettings:
         """Return whether a new client may have other credentials. Those given here never change."""
         return self.access_key_id is None or self.role_arn is not None
 
-    def with_own(self, credentials: Credentials, region: str | None) -> ClientSettings:
-        """Return these settings with another region, and with the credentials if there are any."""
-        if not credentials.access_key_id:
-            return replace(self, region=region)
+    def with_own(self, access: Access) -> ClientSettings:
+        """Return these settings with the region and the access key of a queue or topic, if it has any."""
+        settings = replace(self, region=access.region or self.region)
+        if not access.access_key_id:
+            return settings
         return replace(
-            self,
-            region=region,
-            access_key_id=credentials.access_key_id,
-            secret_access_key=credentials.secret_access_key,
-            session_token=credentials.session_token,
+            settings,
+            access_key_id=access.access_key_id,
+            secret_access_key=access.secret_access_key,
+            session_token=access.session_token,
         )
 
     def config_options(self) -> dict[str, Any]:

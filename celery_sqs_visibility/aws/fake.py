@@ -382,14 +382,10 @@ class FakeObjectStore(ObjectStore):
     """
 
     def __init__(self, bucket: str = "payloads") -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._failures: dict[str, deque[SQSError]] = defaultdict(deque)
         self.objects: dict[str, bytes] = {}
         self.calls: list[str] = []
-
-    @property
-    def bucket(self) -> str:
-        return self._bucket
 
     def fail_next(self, action: str, *errors: SQSError) -> None:
         """Let the next calls of an API action raise these errors, without any other effect."""
@@ -406,7 +402,7 @@ class FakeObjectStore(ObjectStore):
             sentence = "GetObject was answered NoSuchKey: The specified key does not exist."
             raise ObjectDoesNotExistError(sentence, code="NoSuchKey", action="GetObject")
         if len(content) > max_bytes:
-            raise TooLargeError(f"s3://{self._bucket}/{key} has {len(content):,} bytes")
+            raise TooLargeError(f"s3://{self.bucket}/{key} has {len(content):,} bytes")
         progress()
         return content
 

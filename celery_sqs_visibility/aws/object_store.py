@@ -43,9 +43,7 @@ def no_op() -> None:
 class ObjectStore(Protocol):
     """Objects of one bucket. Any thread. Methods raise an `SQSError`, or the errors that they list."""
 
-    @property
-    def bucket(self) -> str:
-        """Return the name of the bucket."""
+    bucket: str
 
     def put(self, key: str, content: bytes) -> None:
         """PutObject."""
@@ -69,22 +67,18 @@ class S3ObjectStore(ObjectStore):
     """
 
     def __init__(self, settings: ClientSettings, bucket: str) -> None:
-        self._bucket = bucket
+        self.bucket = bucket
         self._clients = ProcessClients(lambda: new_client(settings, ClientPurpose.PAYLOAD, "s3"))
 
-    @property
-    def bucket(self) -> str:
-        return self._bucket
-
     def put(self, key: str, content: bytes) -> None:
-        self._call("PutObject", lambda s3: s3.put_object(Bucket=self._bucket, Key=key, Body=content))
+        self._call("PutObject", lambda s3: s3.put_object(Bucket=self.bucket, Key=key, Body=content))
 
     def get(self, key: str, max_bytes: int, progress: Callable[[], None] = no_op) -> bytes:
         def get(s3: S3Client) -> bytes:
-            answer = s3.get_object(Bucket=self._bucket, Key=key)
+            answer = s3.get_object(Bucket=self.bucket, Key=key)
             if answer["ContentLength"] > max_bytes:
                 answer["Body"].close()
-                raise TooLargeError(f"s3://{self._bucket}/{key} has {answer['ContentLength']:,} bytes")
+                raise TooLargeError(f"s3://{self.bucket}/{key} has {answer['ContentLength']:,} bytes")
             return _read(answer["Body"], progress)
 
         return self._call("GetObject", get)
@@ -93,7 +87,7 @@ class S3ObjectStore(ObjectStore):
         objects: list[Any] = [{"Key": key} for key in keys]
 
         def delete(s3: S3Client) -> BatchResult:
-            answer = s3.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
+            answer = s3.delete_objects(Bucket=self.bucket, Delete={"Objects": objects, "Quiet": True})
             errors: dict[str, Any] = {error.get("Key", ""): error for error in answer.get("Errors", [])}
             failed = {i: errors[key] for i, key in enumerate(keys) if key in errors}
             return BatchResult({i: translate_entry(e, "DeleteObjects", "s3") for i, e in failed.items()})
@@ -112,7 +106,7 @@ class S3ObjectStore(ObjectStore):
             if isinstance(error, CredentialsRefusedError):
                 self._clients.discard()  # only new clients read rotated credentials
             remedy = "; create the bucket, or correct payload_store" if outcome == "NoSuchBucket" else ""
-            raise reword(error, f"S3 bucket {self._bucket!r}: {error}{remedy}") from (error.__cause__ or exc)
+            raise reword(error, f"S3 bucket {self.bucket!r}: {error}{remedy}") from (error.__cause__ or exc)
         finally:
             if SQSRequest.is_wanted():
                 emit(SQSRequest(action, SYSTEM_CLOCK.monotonic() - started, outcome))
@@ -147,14 +141,11 @@ class GuardedObjectStore(ObjectStore):
     """Raises an `UnavailableError` at once while S3 does not answer."""
 
     def __init__(self, objects: ObjectStore, start: StartThread, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.bucket = objects.bucket
         self._objects = objects
         self._breaker = Breaker(
-            f"S3 bucket {objects.bucket!r}", partial(objects.get, PROBED_KEY, 1), is_unanswered, start, clock
+            f"S3 bucket {self.bucket!r}", partial(objects.get, PROBED_KEY, 1), is_unanswered, start, clock
         )
-
-    @property
-    def bucket(self) -> str:
-        return self._objects.bucket
 
     def put(self, key: str, content: bytes) -> None:
         self._call("PutObject", partial(self._objects.put, key, content))

@@ -117,7 +117,7 @@ class Queues:
         sqs_for: Callable[[PredefinedQueue], SQS] | None = None,
         plans: Callable[[str], Sequence[QueuePlan]] | None = None,
     ) -> None:
-        self._sqs = sqs
+        self.sqs = sqs
         self._prefix = prefix
         self._predefined = dict(predefined or {})
         self._owner = owner
@@ -125,11 +125,6 @@ class Queues:
         self._plans = plans or self._plain_plans
         self._lock = ProcessLock()  # guards _found
         self._found: dict[str, Queue] = {}
-
-    @property
-    def sqs(self) -> SQS:
-        """Return the access to queues that are not predefined."""
-        return self._sqs
 
     @property
     def prefix(self) -> str:
@@ -175,7 +170,7 @@ class Queues:
             raise unreached
 
     def _accesses(self) -> set[SQS]:
-        return {self._sqs_for(definition) for definition in self._predefined.values()} or {self._sqs}
+        return {self._sqs_for(definition) for definition in self._predefined.values()} or {self.sqs}
 
     def find(self, name: str) -> Queue:
         """Return the queue with that name. Asks SQS for the URL the first time.
@@ -189,7 +184,7 @@ class Queues:
             return found
         if self._predefined:
             return self._keep(self._predefined_queue(name))
-        return self._keep(self._existing(name, self._sqs, self._owner))
+        return self._keep(self._existing(name, self.sqs, self._owner))
 
     def find_or_create(self, name: str, attributes: Mapping[str, str] | None = None) -> Queue:
         """Return the queue with that name. If it does not exist, create it and its dead-letter queue.
@@ -229,7 +224,7 @@ class Queues:
         """
         if (name := self._predefined_name(arn)) is not None:
             return self.find(name)
-        location, region = self._sqs.location(), region_of(arn)
+        location, region = self.sqs.location(), region_of(arn)
         if location.is_amazons and location.region != region:
             raise QueueDoesNotExistError(
                 f"{arn} is in region {region!r}, and requests go to {location.region!r}: add the queue to "
@@ -238,7 +233,7 @@ class Queues:
             )
         account, name_at_sqs = account_and_name(arn)
         url = f"{location.endpoint}/{account}/{name_at_sqs}"
-        found = Queue(name_at_sqs.removeprefix(self._prefix), url, self._sqs)
+        found = Queue(name_at_sqs.removeprefix(self._prefix), url, self.sqs)
         kept = self._keep(found)
         # A predefined queue, or one of another account, may have the same name.
         at = kept.sqs_name, kept.account or account, kept.sqs.location()
@@ -301,7 +296,7 @@ class Queues:
         redrive, problem = self._redrive(plan, letters) if letters else ({}, None)
         wanted = creation_attributes(canonical, {**plan.attributes, **redrive, **(temporary or {})})
         try:
-            url = when_known(partial(self._sqs.create_queue, canonical, wanted, plan.tags))
+            url = when_known(partial(self.sqs.create_queue, canonical, wanted, plan.tags))
         except AccessDeniedError as error:
             which = f"{canonical!r} (for Celery's queue {name!r})"
             raise reword(
@@ -317,7 +312,7 @@ class Queues:
                 letters.sqs_name,
                 problem,
             )
-        return Queue(name, url, self._sqs, "created")
+        return Queue(name, url, self.sqs, "created")
 
     def _redrive(self, plan: QueuePlan, letters: QueuePlan) -> tuple[dict[str, str], str | None]:
         """Find or create the dead-letter queue. Returns the redrive policy, or why there is none."""
@@ -325,10 +320,10 @@ class Queues:
             return {}, reason
         try:
             try:
-                url = self._sqs.queue_url(letters.sqs_name)
+                url = self.sqs.queue_url(letters.sqs_name)
             except QueueDoesNotExistError:
-                url = self._sqs.create_queue(letters.sqs_name, letters.attributes, letters.tags)
-            arn = when_known(Queue(letters.name, url, self._sqs).arn)
+                url = self.sqs.create_queue(letters.sqs_name, letters.attributes, letters.tags)
+            arn = when_known(Queue(letters.name, url, self.sqs).arn)
         except AccessDeniedError as error:
             return {}, str(error)
         return {REDRIVE_POLICY: json.dumps(redrive_policy(arn, plan.max_receive_count))}, None

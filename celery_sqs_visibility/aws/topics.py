@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from celery_sqs_visibility.aws.queues import Queue
     from celery_sqs_visibility.aws.sns import SNS, Subscription
+    from celery_sqs_visibility.policy.predefined import PredefinedTopic
 
 logger = logging.getLogger(__name__)
 
@@ -39,17 +40,6 @@ TAGS: Final = {
     "ManagedBy": "Celery/Kombu",
     "Description": "This SNS topic is used by Kombu to enable Fanout support for AWS SQS.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PredefinedTopic:
-    """A value of the option `predefined_exchanges`. `None` stands for the connection's own value."""
-
-    arn: str
-    region: str | None = None
-    access_key_id: str | None = field(default=None, repr=False)
-    secret_access_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -114,9 +114,9 @@ class EventFeed:
         encode: Callable[[EventMessage], OutgoingMessage],
         gone: Callable[[EventFeed], None],
         clock: Clock,
+        pump: Pump,
         *,
-        lingers: bool = True,
-        pump: Pump | None = None,
+        lingers: bool,
     ) -> None:
         self.queue = queue
         self._encode = encode
@@ -126,7 +126,6 @@ class EventFeed:
         self._liveness = Liveness(queue, clock)
         self._outage = Outage(logger, "send events", queue.name, clock)
         self.seen_at = clock.monotonic()
-        pump = pump or Pump(clock)
         self.lane: Lane[list[EventMessage]] = pump.lane("sends events to a monitor", 1, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: deque[EventMessage] = deque()

@@ -69,14 +69,14 @@ class Monitors:
         exchange: str,
         queues: ControlQueues,
         clock: Clock,
+        pump: Pump,
         *,
         in_worker: bool,
-        pump: Pump | None = None,
     ) -> None:
         self._exchange = exchange
         self._queues = queues
         self._clock = clock
-        self._pump = pump or Pump(clock)
+        self._pump = pump
         self._in_worker = in_worker
         self._closed = threading.Event()
         self._pause = self._closed.wait
@@ -188,7 +188,7 @@ class Monitors:
 
     def _add(self, queue: Queue) -> None:
         encode = partial(_encode, self._exchange)
-        feed = EventFeed(queue, encode, self._forget, self._clock, lingers=self._in_worker, pump=self._pump)
+        feed = EventFeed(queue, encode, self._forget, self._clock, self._pump, lingers=self._in_worker)
         with self._lock:
             if queue.url in self._feeds:
                 return
@@ -228,11 +228,11 @@ class EventExchanges:
         clock: Clock,
         in_worker: Callable[[], bool],
         use_here: Callable[[str], Use | None],
-        pump: Pump | None = None,
+        pump: Pump,
     ) -> None:
         self._queues = queues
         self._clock = clock
-        self._pump = pump or Pump(clock)
+        self._pump = pump
         self._in_worker = in_worker
         self._use_here = use_here
         self._lock = ProcessLock()  # guards everything below
@@ -291,7 +291,7 @@ class EventExchanges:
         with self._lock:
             if (monitors := self._monitors.get(exchange)) is None:
                 in_worker = self._in_worker()
-                monitors = Monitors(exchange, self._queues, self._clock, in_worker=in_worker, pump=self._pump)
+                monitors = Monitors(exchange, self._queues, self._clock, self._pump, in_worker=in_worker)
                 self._monitors[exchange] = monitors
                 if in_worker:
                     monitors.watch()

@@ -156,10 +156,9 @@ class Reply:
 class ReplySender:
     """The reply sender of a process. Any thread."""
 
-    def __init__(self, queues: ControlQueues, clock: Clock, pump: Pump | None = None) -> None:
+    def __init__(self, queues: ControlQueues, clock: Clock, pump: Pump) -> None:
         self._queues = queues
         self._clock = clock
-        pump = pump or Pump(clock)
         self.lane: Lane[list[Reply]] = pump.lane("sends replies to commands", MAX_IN_FLIGHT, self)
         self._lock = self.lane.lock  # guards everything below
         self._waiting: list[Reply] = []  # a heap

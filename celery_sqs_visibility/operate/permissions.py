@@ -238,7 +238,7 @@ class AppResources:
     def _add_topics(self) -> None:
         predefined = self._options.predefined_exchanges
         if predefined:
-            self.arns["predefined_topics"] += [str(topic["arn"]) for topic in predefined.values()]
+            self.arns["predefined_topics"] += [topic.arn for topic in predefined.values()]
         else:
             named = {sqs_name(name, self._options.queue_name_prefix) for name in self._fanouts()}
             self.arns["topics"] += [self._arn("sns", name) for name in sorted(named)]

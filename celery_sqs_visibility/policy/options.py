@@ -49,6 +49,7 @@ from celery_sqs_visibility.policy.payload_pointers import NO_PAYLOADS, ReadableP
 from celery_sqs_visibility.policy.predefined import (
     BackoffPolicy,
     PredefinedQueue,
+    PredefinedTopic,
     parse_predefined_exchanges,
     parse_predefined_queues,
     predefined_queue,
@@ -377,7 +378,7 @@ class Options(SharedOptions):
         "Whether fanout exchanges, and so `Broadcast` queues, are SNS topics; otherwise both are refused. "
         "Set it to use them.",
     )
-    predefined_exchanges: Mapping[str, Mapping[str, Any]] = option(
+    predefined_exchanges: Mapping[str, PredefinedTopic] = option(
         {},
         parse_predefined_exchanges,
         "Fanout exchanges by name, each with the 'arn' of its topic and optionally 'region', "

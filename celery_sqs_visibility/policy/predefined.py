@@ -19,7 +19,7 @@ from celery_sqs_visibility.policy.option_parsers import (
     mapping,
     set_keys,
 )
-from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, sqs_name
+from celery_sqs_visibility.policy.queue_names import FIFO_SUFFIX, region_of, sqs_name
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
 #: The account that owns a queue, as GetQueueUrl calls it.
@@ -72,25 +72,37 @@ class BackoffPolicy:
         return self.seconds.get(retries + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class PredefinedQueue:
-    """A value of the option. `None` means the connection's setting.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The region of a predefined queue or topic, and an access key. `None` means the connection's setting."""
 
-    Attributes:
-        url: `None` to ask SQS for it, by `owner` and the queue's name.
-        region: given by the user, or that in the URL.
-        owner: the number of the AWS account that owns the queue.
-    """
-
-    url: str | None = None
     region: str | None = None
     access_key_id: str | None = field(default=None, repr=False)
     secret_access_key: str | None = field(default=None, repr=False)
     session_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PredefinedQueue(Access):
+    """A value of the option `predefined_queues`.
+
+    Attributes:
+        url: `None` to ask SQS for it, by `owner` and the queue's name.
+        owner: the number of the AWS account that owns the queue.
+    """
+
+    url: str | None = None
     sts_role_arn: str | None = None
     external_id: str | None = field(default=None, repr=False)
     owner: str | None = None
     backoff: BackoffPolicy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PredefinedTopic(Access):
+    """A value of the option `predefined_exchanges`."""
+
+    arn: str
 
 
 def predefined_queue(queues: Mapping[str, PredefinedQueue], name: str, prefix: str) -> PredefinedQueue | None:
@@ -169,23 +181,30 @@ def _attempt(name: str, value: Any) -> int:
     raise OptionError(f"expected the keys of {name} to be numbers of attempts, from 1 on, got {value!r}")
 
 
-def parse_predefined_exchanges(name: str, value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Check the option `predefined_exchanges`.
+def parse_predefined_exchanges(name: str, value: Any) -> dict[str, PredefinedTopic]:
+    """Parse the option `predefined_exchanges`: topics by the names that the user wrote.
 
     Raises:
         OptionError: names the exchange and the key, never a value that may be secret.
     """
-    for exchange, settings in mapping(name, value).items():
-        where = f"{name}[{exchange!r}]"
-        given = set_keys(settings) if isinstance(settings, Mapping) else {}
-        check_keys(where, given, EXCHANGE_KEYS)
-        arn = str(given.get("arn"))
-        if arn.count(":") != ARN_COLONS or not arn.startswith("arn:") or ":sns:" not in arn:
-            raise OptionError(f"expected {where} to be a mapping with an 'arn', that of an SNS topic")
-        if arn.endswith(FIFO_SUFFIX) != str(exchange).endswith(FIFO_SUFFIX):
-            raise OptionError(
-                f"expected the name {exchange!r} in {name} and its arn {arn!r} to agree: "
-                "the names of FIFO topics, and of no others, end with .fifo"
-            )
-        check_pairs(where, given, ACCESS_KEY_PAIRS)
-    return value  # type: ignore[no-any-return]
+    return {
+        exchange: _parse_exchange(name, exchange, settings)
+        for exchange, settings in mapping(name, value).items()
+    }
+
+
+def _parse_exchange(name: str, exchange: str, settings: Any) -> PredefinedTopic:
+    where = f"{name}[{exchange!r}]"
+    given = set_keys(settings) if isinstance(settings, Mapping) else {}
+    check_keys(where, given, EXCHANGE_KEYS)
+    arn = str(given.get("arn"))
+    if arn.count(":") != ARN_COLONS or not arn.startswith("arn:") or ":sns:" not in arn:
+        raise OptionError(f"expected {where} to be a mapping with an 'arn', that of an SNS topic")
+    if arn.endswith(FIFO_SUFFIX) != str(exchange).endswith(FIFO_SUFFIX):
+        raise OptionError(
+            f"expected the name {exchange!r} in {name} and its arn {arn!r} to agree: "
+            "the names of FIFO topics, and of no others, end with .fifo"
+        )
+    check_pairs(where, given, ACCESS_KEY_PAIRS)
+    # Not the connection's region: a topic exists only in its own.
+    return PredefinedTopic(**{"region": region_of(arn), **given})

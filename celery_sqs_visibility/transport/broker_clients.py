@@ -89,7 +89,7 @@ def payloads_of(settings: ClientSettings, options: Options) -> PayloadStore | No
 
 def _settings_for(predefined: PredefinedQueue, settings: ClientSettings) -> ClientSettings:
     """The connection's settings, overridden by the queue's own. Equal settings share clients."""
-    settings = settings.with_own(predefined, predefined.region or settings.region)
+    settings = settings.with_own(predefined)
     if not predefined.sts_role_arn:
         return settings
     return replace(settings, role_arn=predefined.sts_role_arn, role_external_id=predefined.external_id)

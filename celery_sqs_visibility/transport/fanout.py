@@ -7,7 +7,7 @@ A message is published without base64, and arrives unchanged by raw message deli
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -18,7 +18,7 @@ from celery_sqs_visibility.aws.port import Location, OutgoingMessage
 from celery_sqs_visibility.aws.process_lock import ProcessLock
 from celery_sqs_visibility.aws.queues import Queue, Queues
 from celery_sqs_visibility.aws.sns import SNS
-from celery_sqs_visibility.aws.topics import PredefinedTopic, Topic, Topics, subscribe, sweep
+from celery_sqs_visibility.aws.topics import Topic, Topics, subscribe, sweep
 from celery_sqs_visibility.delivery.threads import start_thread
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
@@ -28,7 +28,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.message_limits import DATA_TYPE, message_bytes
 from celery_sqs_visibility.policy.options import Options
-from celery_sqs_visibility.policy.predefined import EXCHANGE_KEYS
+from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.policy.queue_names import sqs_name
 from celery_sqs_visibility.policy.quotas import MESSAGE_ATTRIBUTES, MESSAGE_BYTES, TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.transport.encoding import encode_message
@@ -44,10 +44,9 @@ PERMISSIONS: Final = "allow sqs:GetQueueAttributes, sqs:SetQueueAttributes and s
 class Fanout:
     """The fanout exchanges of one broker in one process. Any thread."""
 
-    def __init__(self, topics: Topics, queues: Queues, start: Callable[..., object] = start_thread) -> None:
+    def __init__(self, topics: Topics, queues: Queues) -> None:
         self._topics = topics
         self._queues = queues
-        self._start = start
         self._lock = ProcessLock()  # guards _subscribed
         self._subscribed: dict[tuple[str, str | None], tuple[Topic, str | None]] = {}
 
@@ -97,8 +96,7 @@ class Fanout:
         if subscription is not None:
             logger.info("subscribed queue %r to topic %s", queue.name, topic.arn)
         if not topic.predefined:
-            prefix = self._queues.prefix
-            self._start(sweep, f"sqs-sweep-{exchange}", topic, queue, prefix)
+            start_thread(sweep, f"sqs-sweep-{exchange}", topic, queue, self._queues.prefix)
 
     def is_subscribed(self, queue_name: str, exchange: str | None) -> bool:
         """Returns whether this process subscribed the queue to the exchange, or for "" to any. No request.
@@ -155,15 +153,10 @@ def topics_of(sqs: ClientSettings, options: Options) -> Topics:
     settings = replace(sqs, endpoint_url=_endpoint_of_sns(sqs))
 
     def sns_for(predefined: PredefinedTopic) -> SNS:
-        # Not the connection's region: a topic exists only in its own. arn:aws:sns:region:account:name
-        return SNS(settings.with_own(predefined, predefined.region or predefined.arn.split(":")[3]))
+        return SNS(settings.with_own(predefined))
 
-    predefined = {
-        name: PredefinedTopic(**{key: topic[key] for key in EXCHANGE_KEYS if key in topic})
-        for name, topic in options.predefined_exchanges.items()
-    }
     name_of = partial(sqs_name, prefix=options.queue_name_prefix)
-    return Topics(SNS(settings), name_of, predefined, sns_for)
+    return Topics(SNS(settings), name_of, options.predefined_exchanges, sns_for)
 
 
 def _endpoint_of_sns(sqs: ClientSettings) -> str | None:

@@ -262,7 +262,9 @@ def test_a_queue_that_is_not_predefined_is_told_the_nearest_name(sqs, method):
 
 
 def test_secrets_stay_out_of_repr(sqs):
-    definition = PredefinedQueue("https://sqs.example/1/a", "eu-west-1", "AKIA", "hush", "token")
+    definition = PredefinedQueue(
+        "https://sqs.example/1/a", access_key_id="AKIA", secret_access_key="hush", session_token="token"
+    )
     assert not {"AKIA", "hush", "token"} & set(re.split(r"\W+", repr(definition)))
     assert repr(Queue("a", "u", sqs)) == "Queue(name='a', url='u')"
 
@@ -335,7 +337,7 @@ def queues_in_two_regions(monkeypatch, connection, host):
         location = Location(region, f"https://{host.format(region)}")
         monkeypatch.setattr(access, "location", lambda location=location: location)
     predefined = {
-        f"orders-{region[:2]}": PredefinedQueue(f"https://{host.format(region)}/000000000000/orders", region)
+        f"orders-{region[:2]}": PredefinedQueue(f"https://{host.format(region)}/000000000000/orders", region=region)
         for region in REGIONS
     }
     return Queues(accesses[connection], predefined=predefined, sqs_for=lambda each: accesses[each.region])

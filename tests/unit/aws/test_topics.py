@@ -15,13 +15,13 @@ from celery_sqs_visibility.aws.sns import Subscription
 from celery_sqs_visibility.aws.topics import (
     LOOKS_APART_SECONDS,
     TAGS,
-    PredefinedTopic,
     Topic,
     Topics,
     allow_topics,
     subscribe,
     sweep,
 )
+from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
 
 ARN = "arn:aws:sns:us-east-1:000000000000:{}".format

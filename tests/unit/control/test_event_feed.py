@@ -12,6 +12,7 @@ from support.clock import FakeClock
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.control import event_feed
@@ -44,7 +45,7 @@ class World:
         self.sqs = FakeSQS(self.clock)
         self.queue = factories.queue(self.sqs, "celeryev")
         self.gone, self.dropped = [], []
-        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock, lingers=lingers)
+        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock, Pump(self.clock), lingers=lingers)
         self.unsubscribe = subscribe(self.dropped.append, EventsDropped)
 
     def submit(self, *numbers):

@@ -9,6 +9,7 @@ from support import factories
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -38,7 +39,7 @@ class World:
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queues = ControlQueues(self.sqs, "control-", {}, self.clock)
-        self.monitors = Monitors("celeryev", self.queues, self.clock, in_worker=in_worker)
+        self.monitors = Monitors("celeryev", self.queues, self.clock, Pump(self.clock), in_worker=in_worker)
 
     def open(self):
         """A monitor starts."""

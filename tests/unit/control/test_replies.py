@@ -8,6 +8,7 @@ from support.factories import requests
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.control import replies as module
@@ -34,7 +35,7 @@ class World:
         self.clock = FakeClock()
         self.sqs = FakeSQS(self.clock)
         self.queues = ControlQueues(self.sqs, "p-", {}, self.clock)
-        self.sender = ReplySender(self.queues, self.clock)
+        self.sender = ReplySender(self.queues, self.clock, Pump(self.clock))
         self.dropped = []
 
     def caller(self):

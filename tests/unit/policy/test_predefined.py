@@ -29,12 +29,12 @@ def parsed(**queue):
     ("given", "expected"),
     [
         ({"url": URL}, PredefinedQueue(URL)),
-        ({"url": URL, "region": "eu-west-1", "sts_role_arn": None}, PredefinedQueue(URL, "eu-west-1")),
-        ({"url": AMAZON}, PredefinedQueue(AMAZON, "eu-west-1")),
-        ({"url": AMAZON, "region": "eu-west-2"}, PredefinedQueue(AMAZON, "eu-west-2")),
+        ({"url": URL, "region": "eu-west-1", "sts_role_arn": None}, PredefinedQueue(URL, region="eu-west-1")),
+        ({"url": AMAZON}, PredefinedQueue(AMAZON, region="eu-west-1")),
+        ({"url": AMAZON, "region": "eu-west-2"}, PredefinedQueue(AMAZON, region="eu-west-2")),
         (
             {"url": URL, **KEYS, "session_token": "token"},
-            PredefinedQueue(URL, None, "AKIA", "hush", "token"),
+            PredefinedQueue(URL, **KEYS, session_token="token"),
         ),
         (
             {"url": URL, "sts_role_arn": ROLE, "external_id": "42"},

@@ -11,7 +11,8 @@ from support.kombu_site import declared_queue
 from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
-from celery_sqs_visibility.aws.topics import PredefinedTopic, Topics
+from celery_sqs_visibility.aws.topics import Topics
+from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     MessageTooLargeError,
