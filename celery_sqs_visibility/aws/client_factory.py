@@ -11,13 +11,14 @@ import functools
 import logging
 import os
 import socket
+from datetime import UTC, datetime
 from enum import Enum, unique
 from importlib import metadata
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 from celery_sqs_visibility.aws.port import Location
 from celery_sqs_visibility.aws.process_lock import SESSIONS
-from celery_sqs_visibility.aws.roles import STS_SECONDS, assume_role
 from celery_sqs_visibility.contacts.botocore import add_socket_options
 from celery_sqs_visibility.errors import RequestRefusedError
 from celery_sqs_visibility.events import log_safely
@@ -26,6 +27,7 @@ from celery_sqs_visibility.policy.quotas import WAIT_TIME_SECONDS
 if TYPE_CHECKING:
     from boto3.session import Session
     from botocore.config import Config
+    from botocore.credentials import RefreshableCredentials
     from botocore.loaders import Loader
     from botocore.session import Session as BotocoreSession
     from types_boto3_s3 import S3Client
@@ -45,6 +47,13 @@ POOL_CONNECTIONS: Final = 64
 #: Seconds of silence before the kernel probes a connection, seconds between probes, and the number of
 #: unanswered probes after which the connection is dead.
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}
+
+#: Seconds before credentials expire at which every request waits for new ones. A renewal takes less.
+RENEWAL_SECONDS: Final = 60
+
+#: Timeout for connecting to STS, and for its answer. There is one attempt: requests to SQS wait for it, and
+#: their callers retry.
+STS_SECONDS: Final = 3
 
 #: The longest wait at SQS of a short poll.
 SHORT_WAIT_SECONDS: Final = 1
@@ -125,10 +134,55 @@ def open_session(settings: ClientSettings, base: BotocoreSession | None = None) 
     )
     region = settings.region or session.region_name or os.environ.get("AWS_REGION")
     if settings.role_arn:
-        assumed = _botocore_session()
-        assume_role(session, assumed, settings, region or DEFAULT_REGION, brief_config(settings, STS_SECONDS))
-        session = boto3.session.Session(botocore_session=assumed)
+        session = _assume_role(session, settings, region or DEFAULT_REGION)
     return session, region
+
+
+def _assume_role(session: Session, settings: ClientSettings, region: str) -> Session:
+    """Return a session with the role's credentials, which it fetches at its first request and renews in time.
+
+    `session` signs the requests to STS, which is in that region.
+    """
+    import boto3.session  # noqa: PLC0415
+    from botocore.exceptions import NoCredentialsError  # noqa: PLC0415
+
+    if session.get_credentials() is None:
+        raise NoCredentialsError
+    sts = session.client("sts", region_name=region, config=brief_config(settings, STS_SECONDS))
+    credentials = _role_credentials(sts, settings)
+    assumed = _botocore_session()
+    assumed.register_component("credential_provider", SimpleNamespace(load_credentials=lambda: credentials))
+    return boto3.session.Session(botocore_session=assumed)
+
+
+def _role_credentials(sts: Any, settings: ClientSettings) -> RefreshableCredentials:
+    from botocore.credentials import (  # noqa: PLC0415
+        RefreshableCredentials,
+        create_assume_role_refresher,
+    )
+
+    role = {
+        "RoleArn": settings.role_arn,
+        "RoleSessionName": "Celery",  # in CloudTrail, as with kombu's SQS transport
+        "DurationSeconds": settings.role_seconds,
+        **({"ExternalId": settings.role_external_id} if settings.role_external_id else {}),
+    }
+    refresh = create_assume_role_refresher(sts, role)
+    advisory, mandatory = renewal_times(settings)
+    # Expired from the start, so that the first request fetches them. botocore's Deferred... does so too, but
+    # renews 15 minutes before the end: 15-minute credentials would be renewed at every request.
+    past = datetime.fromtimestamp(0, UTC)
+    return RefreshableCredentials(
+        "", "", "", past, refresh, "assume-role", advisory_timeout=advisory, mandatory_timeout=mandatory
+    )
+
+
+def renewal_times(settings: ClientSettings) -> tuple[int, int]:
+    """Return how many seconds before their end one thread renews credentials, and from when all wait."""
+    buffer = settings.role_buffer_seconds if settings.role_buffer_seconds < settings.role_seconds else 0
+    mandatory = max(buffer, RENEWAL_SECONDS)
+    # At most half of the time left, so that fresh credentials are not due for renewal at once.
+    return mandatory + min(2 * RENEWAL_SECONDS, (settings.role_seconds - mandatory) // 2), mandatory
 
 
 def unknown_region(client: SQSClient) -> RequestRefusedError | None:

@@ -27,6 +27,7 @@ from celery_sqs_visibility.operate.invocation import (
     app_of,
     ask_or_say,
     broker_of,
+    errors_in,
     json_option,
     log_group_option,
     say,
@@ -150,7 +151,7 @@ def _ask_workers(app: Celery, found: Found, timeout: float) -> list[dict[str, An
         found.unknown.append(missing)
         return []
     found.workers = [node for node, answer in answers.items() if "held" in answer]
-    found.unknown += [f"{node}: {answer['error']}" for node, answer in answers.items() if "error" in answer]
+    found.unknown += errors_in(answers)
     found.held = [{"worker": node, **each} for node in found.workers for each in answers[node]["held"]]
     return of_answers(answers)
 

@@ -10,12 +10,13 @@ import click
 
 from celery_sqs_visibility.operate.figures import duration_text
 from celery_sqs_visibility.operate.invocation import (
-    UnavailableCommandError,
+    CommandError,
     app_of,
     ask,
     controlled_broker_of,
     counted,
     duration,
+    errors_in,
     json_option,
     nobody_answered,
     say,
@@ -24,6 +25,7 @@ from celery_sqs_visibility.operate.invocation import (
     timeout_option,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.transport.control_exchanges import EX_UNAVAILABLE
 
 #: Rows of the table.
 MAX_ROWS: Final = 200
@@ -71,7 +73,7 @@ def held(ctx: click.Context, least: float | None, timeout: float, *, as_json: bo
     with controlled_broker_of(app):
         answers = ask(app, "sqs_held", timeout, limit=MAX_ROWS)
     if not answers:
-        raise UnavailableCommandError(nobody_answered(timeout))
+        raise CommandError(nobody_answered(timeout), EX_UNAVAILABLE)
     rows = rows_of(answers, SYSTEM_CLOCK.wall(), least)
     if as_json:
         others = {
@@ -125,7 +127,7 @@ def summary(answers: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> li
     total = sum(answer.get("messages", 0) for answer in answers.values())
     if total > len(rows):
         sentences.append(f"{len(rows)} of {total} are shown.")
-    sentences += [f"{node}: {answer['error']}" for node, answer in answers.items() if "error" in answer]
+    sentences += errors_in(answers)
     if not rows:
         return [*sentences, f"{counted(len(answers), 'worker')} asked: nothing to show."]
     have = {answer["runs_have"] for answer in answers.values() if "runs_have" in answer}

@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -36,7 +36,7 @@ from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import sleep
 from celery_sqs_visibility.policy.printable import printable, printable_json, printable_lines
 from celery_sqs_visibility.transport.broker_context import BrokerContext
-from celery_sqs_visibility.transport.control_exchanges import REMEDY
+from celery_sqs_visibility.transport.control_exchanges import EX_NOPERM, EX_UNAVAILABLE, REMEDY
 from celery_sqs_visibility.transport.transport import Transport
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,23 +95,15 @@ since_option: Callable[[F], F] = click.option(
 
 
 class CommandError(click.ClickException):
-    """Printed as one line, with exit status 1. Its subclasses have statuses of sysexits.h."""
+    """Printed as one line; ends the command with that exit status."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc] # click reads it from the instance
 
     def format_message(self) -> str:
         """The message as click prints it."""
         return printable_lines(super().format_message())
-
-
-class UnavailableCommandError(CommandError):
-    """Nobody answers."""
-
-    exit_code = 69
-
-
-class NotPermittedError(CommandError):
-    """A permission is missing."""
-
-    exit_code = 77
 
 
 def app_of(ctx: click.Context) -> Celery:
@@ -153,9 +145,9 @@ def errors_as_sentences() -> Iterator[None]:
     except click.ClickException:
         raise
     except AccessDeniedError as error:
-        raise NotPermittedError(str(error)) from error
+        raise CommandError(str(error), EX_NOPERM) from error
     except UnavailableError as error:
-        raise UnavailableCommandError(str(error)) from error
+        raise CommandError(str(error), EX_UNAVAILABLE) from error
     except OptionError as error:
         raise click.UsageError(str(error)) from error
     except SQSVisibilityError as error:
@@ -167,11 +159,11 @@ def controlled_broker_of(app: Celery) -> Iterator[BrokerContext]:
     """Open the app's broker, for a command that asks the workers.
 
     Raises:
-        UnavailableCommandError: remote control is off.
+        CommandError: remote control is off.
     """
     with broker_of(app) as context:
         if not is_controlled(app):
-            raise UnavailableCommandError(CONTROL_IS_OFF)
+            raise CommandError(CONTROL_IS_OFF, EX_UNAVAILABLE)
         yield context
 
 
@@ -206,6 +198,11 @@ def ask_or_say(
     except (SQSVisibilityError, OperationalError, OSError) as error:
         return None, f"the workers cannot be asked: {error}"
     return answers, "" if answers else nobody_answered(timeout)
+
+
+def errors_in(answers: Mapping[str, Any]) -> list[str]:
+    """The errors in workers' answers, a sentence each."""
+    return [f"{node}: {answer['error']}" for node, answer in answers.items() if "error" in answer]
 
 
 def nobody_answered(timeout: float) -> str:

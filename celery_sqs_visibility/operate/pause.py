@@ -16,12 +16,11 @@ from celery_sqs_visibility.operate.figures import UNIT_SECONDS, duration_text, u
 from celery_sqs_visibility.operate.invocation import (
     PASSING,
     CommandError,
-    NotPermittedError,
-    UnavailableCommandError,
     app_of,
     ask,
     controlled_broker_of,
     duration,
+    errors_in,
     json_option,
     nobody_answered,
     say,
@@ -31,6 +30,7 @@ from celery_sqs_visibility.operate.invocation import (
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
+from celery_sqs_visibility.transport.control_exchanges import EX_NOPERM, EX_UNAVAILABLE
 
 #: Requests for each check of a waiting message: it is received, sent as a copy and deleted, perhaps with nine
 #: others.
@@ -158,7 +158,7 @@ def resume(
         _show(paused, answers, _resumed, timeout, kept=kept, as_json=as_json)
     if denied is not None:
         sentence = f"a pause of queue {queue!r} that was kept goes on for workers that start: {denied}"
-        raise NotPermittedError(sentence)
+        raise CommandError(sentence, EX_NOPERM)
     if kept and not as_json:
         say("Workers that start from now on are not paused.")
 
@@ -176,7 +176,7 @@ def _refusal(paused: Mapping[str, str], answers: Mapping[str, Any]) -> str:
         return f"no worker that answered has task {name!r}"
     queues = sorted({each for answer in answers.values() for each in answer.get("queues", ())})
     if not all(answer.get("queues") for answer in answers.values()):
-        return "; ".join(f"{node}: {answer['error']}" for node, answer in answers.items())
+        return "; ".join(errors_in(answers))
     (nearest,) = difflib.get_close_matches(name, queues, n=1, cutoff=0.0)
     return (
         f"no worker that answered consumes queue {name!r}; they consume "
@@ -199,7 +199,7 @@ def _show(
         CommandError: there are none, and no tag was changed, so nothing was done.
     """
     if not kept and not answers:
-        raise UnavailableCommandError(nobody_answered(timeout))
+        raise CommandError(nobody_answered(timeout), EX_UNAVAILABLE)
     if not kept and all("error" in answer for answer in answers.values()):
         raise CommandError(_refusal(paused, answers))
     if as_json:

@@ -20,7 +20,6 @@ from celery_sqs_visibility.errors import AccessDeniedError, QueueDoesNotExistErr
 from celery_sqs_visibility.operate.app_queues import for_each, queue_names
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
-    NotPermittedError,
     app_of,
     broker_of,
     json_option,
@@ -36,6 +35,7 @@ from celery_sqs_visibility.operate.templates.terraform import terraform
 from celery_sqs_visibility.policy.provisioning import QueuePlan, plan_queues, why_impossible
 from celery_sqs_visibility.policy.queue_names import ARN, FIFO, REDRIVE_POLICY, redrive_policy
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.control_exchanges import EX_NOPERM
 from celery_sqs_visibility.transport.routing import max_retries_by_queue
 
 #: The roles whose policies a template has.
@@ -263,7 +263,8 @@ def _create(
     try:
         return Creation(context.queues.sqs, dry_run=dry_run, update=update).run(plans)
     except AccessDeniedError as error:
-        raise NotPermittedError(f"{error}. --format prints the queues for whoever may create them") from error
+        sentence = f"{error}. --format prints the queues for whoever may create them"
+        raise CommandError(sentence, EX_NOPERM) from error
 
 
 def _line(result: QueueResult) -> str:

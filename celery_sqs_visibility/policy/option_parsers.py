@@ -137,7 +137,6 @@ OPENTELEMETRY: Final = "opentelemetry"
 EMF: Final = "emf"
 EXPORTERS: Final = (PROMETHEUS, OPENTELEMETRY, EMF)
 
-LOOPBACK: Final = "127.0.0.1"
 MAX_PORT: Final = 65535
 ADDRESS: Final = re.compile(
     r"(\[(?P<ipv6>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(%[^]/\s]+)?)\]|(?P<host>[^]:/\s[]*)):(?P<port>[0-9]{1,5})"
@@ -385,7 +384,7 @@ def http_address(name: str, value: Any) -> HTTPAddress:
             f"expected {name} to be 'HOST:PORT', as '0.0.0.0:8080' or '[::]:8080', or ':PORT' for this host "
             f"alone, with a port from 1 to {MAX_PORT}, got {value!r}"
         )
-    return HTTPAddress(found["ipv6"] or found["host"] or LOOPBACK, int(found["port"]))
+    return HTTPAddress(found["ipv6"] or found["host"] or "127.0.0.1", int(found["port"]))
 
 
 def payload_store(name: str, value: Any) -> ReadablePayloads:

@@ -54,8 +54,11 @@ ARN_COLONS: Final = 5
 #: The keys of an exchange.
 EXCHANGE_KEYS: Final = ("arn", "region", "access_key_id", "secret_access_key", "session_token")
 
+#: Amazon's own endpoint of a region.
+AMAZONS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)")
+
 #: The region in one of Amazon's URLs: no other region knows the queue.
-_URL_OF_AMAZON: Final = re.compile(r"https://sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)/")
+_URL_OF_AMAZON: Final = re.compile(f"https://{AMAZONS_HOST.pattern}/")
 
 _backoff_seconds = Seconds(0, VISIBILITY_HORIZON_SECONDS)
 

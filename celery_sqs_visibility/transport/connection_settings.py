@@ -21,8 +21,9 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from celery_sqs_visibility.errors import OptionError
-from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, RETRY_POLICY
+from celery_sqs_visibility.policy.option_parsers import KOMBU_OPTIONS, MAX_PORT, RETRY_POLICY
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined import AMAZONS_HOST
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +35,8 @@ SCHEMES: Final = frozenset({"sqs", "celery-sqs-visibility", "celery_sqs_visibili
 #: Schemes of an endpoint as Amazon and boto3 write it, and the option that each implies.
 ENDPOINT_SCHEMES: Final = {"https": (("is_secure", "true"),), "http": (("is_secure", "false"),)}
 
-#: Amazon's own endpoint of a region.
-AMAZONS_HOST: Final = re.compile(r"sqs\.([a-z0-9-]+)\.(amazonaws\.com(\.cn)?|api\.aws)")
-
 SCHEME: Final = re.compile(r"[a-z][a-z0-9+._-]*", re.IGNORECASE)
 HOST: Final = re.compile(r"(?P<host>\[[^]]*\]|[^:]*)(:(?P<port>.*))?", re.DOTALL)
-MAX_PORT: Final = 65535
 
 FORM: Final = "its form is sqs://, sqs://KEY:SECRET@ or sqs://KEY:SECRET@host:port//"
 

@@ -38,7 +38,7 @@ REMEDY: Final = (
 #: How many commands or batches of events wait in a process; further ones stay in SQS.
 MAX_CALLBACKS: Final = 100
 
-#: Exit statuses of `celery inspect`, from sysexits.h: nobody answers, and a permission is missing.
+#: Exit statuses of commands, from sysexits.h: nobody answers, and a permission is missing.
 EX_UNAVAILABLE: Final = 69
 EX_NOPERM: Final = 77
 

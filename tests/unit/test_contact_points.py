@@ -551,7 +551,7 @@ def test_kombus_defaults_are_those_that_doctor_tells():
         "wait_time_seconds": SQS.Channel.default_wait_time_seconds,
         "polling_interval": SQS.Transport.polling_interval,
     }
-    assert {default.name: default.kombus for default in DEFAULTS} == theirs
+    assert {name: kombus for name, kombus, _ in DEFAULTS} == theirs
     with Celery(broker="sqs://", set_as_current=False).connection_for_read() as connection:
         assert connection.transport_cls == "sqs"
 

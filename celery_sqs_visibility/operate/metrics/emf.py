@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from celery_sqs_visibility.operate.app_queues import QueueDepth
@@ -107,31 +107,18 @@ class RunSeconds:
         return self._means
 
 
-class EMFLog:
-    """Writes a line for each queue. One thread."""
-
-    def __init__(
-        self,
-        queues: Callable[[], Iterable[str]],
-        state: Callable[[], WorkerState],
-        depths: Callable[[], list[QueueDepth]],
-        runs: Histogram,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._queues = queues
-        self._state = state
-        self._depths = depths
-        self._run_seconds = RunSeconds(runs)
-        self._clock = clock
-        prepare_logger()
-
-    def write(self) -> None:
-        """Write a line for each queue, with the current figures."""
-        state, now = self._state(), self._clock.wall()
-        depths, run_seconds = {depth.queue: depth for depth in self._depths()}, self._run_seconds.read()
-        for queue in self._queues():
-            values = values_of(state, depths.get(queue), run_seconds.get(queue))
-            LOGGER.info(json.dumps(document(queue, values, now), separators=(",", ":")))
+def write_lines(
+    queues: Iterable[str],
+    state: WorkerState,
+    depths: Iterable[QueueDepth],
+    run_seconds: Mapping[str, float],
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Write a line for each queue, with the depths and the durations of runs that are known."""
+    now, by_queue = clock.wall(), {depth.queue: depth for depth in depths}
+    for queue in queues:
+        values = values_of(state, by_queue.get(queue), run_seconds.get(queue))
+        LOGGER.info(json.dumps(document(queue, values, now), separators=(",", ":")))
 
 
 def prepare_logger() -> None:

@@ -226,11 +226,15 @@ class WorkerMetrics:
             return queue
 
     def _log_job(self) -> Job:
-        from celery_sqs_visibility.operate.metrics.emf import INTERVAL_SECONDS, EMFLog  # noqa: PLC0415
+        from celery_sqs_visibility.operate.metrics import emf  # noqa: PLC0415
 
-        runs = self._series.histograms[names.RUNS]
-        log = EMFLog(self._queues, lambda: worker_state(self._context), lambda: self._sampler.depths, runs)
-        return log.write, INTERVAL_SECONDS
+        emf.prepare_logger()
+        runs = emf.RunSeconds(self._series.histograms[names.RUNS])
+
+        def write() -> None:
+            emf.write_lines(self._queues(), worker_state(self._context), self._sampler.depths, runs.read())
+
+        return write, emf.INTERVAL_SECONDS
 
 
 def _control_queues(app: Any, options: Options) -> dict[str, str]:

@@ -22,8 +22,6 @@ from celery_sqs_visibility.operate.status.tables import queue_tables, sentences,
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.printable import printable
 
-DRAWN_A_SECOND: Final = 4
-
 #: How many runs are shown, the longest first.
 MAX_RUNS: Final = 10
 
@@ -154,5 +152,5 @@ def new_console(*, colours: bool) -> Console | None:
 def drawn_on(console: Console) -> Iterator[Callable[[Status], None]]:
     """Inside, the board is drawn. Yields a function that shows a status on it."""
     board = Board()
-    with Live(board, console=console, refresh_per_second=DRAWN_A_SECOND):
+    with Live(board, console=console, refresh_per_second=4):
         yield board.note

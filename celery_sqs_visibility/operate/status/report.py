@@ -25,6 +25,7 @@ from celery_sqs_visibility.operate.queue_metrics import (
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK, Clock
 from celery_sqs_visibility.policy.quotas import IN_FLIGHT_MESSAGES, MANY_IN_FLIGHT_MESSAGES
 from celery_sqs_visibility.transport.broker_context import BrokerContext
+from celery_sqs_visibility.transport.control_exchanges import EX_NOPERM, EX_UNAVAILABLE
 
 #: CloudWatch has one value a minute, and asking costs money.
 METRICS_SECONDS: Final = 60
@@ -221,7 +222,7 @@ class Status:
     def exit_status(self) -> int:
         """77 if a permission is missing, 69 if SQS does not answer, 1 for any other uncounted queue."""
         errors = [each.depth.error for each in self.queues if each.depth.visible is None]
-        for kind, status in ((AccessDeniedError, 77), (UnavailableError, 69)):
+        for kind, status in ((AccessDeniedError, EX_NOPERM), (UnavailableError, EX_UNAVAILABLE)):
             if any(isinstance(error, kind) for error in errors):
                 return status
         return 1 if errors else 0

@@ -337,7 +337,9 @@ def queues_in_two_regions(monkeypatch, connection, host):
         location = Location(region, f"https://{host.format(region)}")
         monkeypatch.setattr(access, "location", lambda location=location: location)
     predefined = {
-        f"orders-{region[:2]}": PredefinedQueue(f"https://{host.format(region)}/000000000000/orders", region=region)
+        f"orders-{region[:2]}": PredefinedQueue(
+            f"https://{host.format(region)}/000000000000/orders", region=region
+        )
         for region in REGIONS
     }
     return Queues(accesses[connection], predefined=predefined, sqs_for=lambda each: accesses[each.region])

@@ -21,8 +21,8 @@ from celery_sqs_visibility.aws.topics import (
     subscribe,
     sweep,
 )
-from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.errors import AccessDeniedError, RequestRefusedError
+from celery_sqs_visibility.policy.predefined import PredefinedTopic
 
 ARN = "arn:aws:sns:us-east-1:000000000000:{}".format
 

@@ -12,7 +12,6 @@ from support.clock import FakeClock
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage, ReceiveOptions
 from celery_sqs_visibility.control import event_feed
@@ -28,6 +27,7 @@ from celery_sqs_visibility.control.event_feed import (
     bytes_of,
     take_batch,
 )
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import EventsDropped, subscribe
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES
@@ -45,7 +45,9 @@ class World:
         self.sqs = FakeSQS(self.clock)
         self.queue = factories.queue(self.sqs, "celeryev")
         self.gone, self.dropped = [], []
-        self.feed = EventFeed(self.queue, encode, self.gone.append, self.clock, Pump(self.clock), lingers=lingers)
+        self.feed = EventFeed(
+            self.queue, encode, self.gone.append, self.clock, Pump(self.clock), lingers=lingers
+        )
         self.unsubscribe = subscribe(self.dropped.append, EventsDropped)
 
     def submit(self, *numbers):

@@ -9,7 +9,6 @@ from support import factories
 from support.clock import FakeClock
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import OutgoingMessage
 from celery_sqs_visibility.aws.queues import Queue
@@ -27,6 +26,7 @@ from celery_sqs_visibility.control.monitors import (
 )
 from celery_sqs_visibility.control.queues import STALE_SECONDS, ControlQueues
 from celery_sqs_visibility.control.remote import RemoteControl
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS
 from celery_sqs_visibility.policy.options import Options

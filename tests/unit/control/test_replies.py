@@ -8,7 +8,6 @@ from support.factories import requests
 from support.lanes import work_off
 from support.processes import SOON, wait_until
 
-from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.aws.fake import FakeSQS
 from celery_sqs_visibility.aws.port import ReceiveOptions
 from celery_sqs_visibility.control import replies as module
@@ -21,6 +20,7 @@ from celery_sqs_visibility.control.replies import (
     ReplySender,
 )
 from celery_sqs_visibility.control.wire import ControlMessage
+from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import ReplyDropped, subscribe
 

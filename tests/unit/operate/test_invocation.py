@@ -16,8 +16,6 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
-    NotPermittedError,
-    UnavailableCommandError,
     broker_of,
     counted,
     errors_as_sentences,
@@ -45,20 +43,20 @@ def test_one_thing_is_no_things():
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"),
+    ("error", "shown", "status"),
     [
-        (AccessDeniedError("no"), NotPermittedError),
-        (UnavailableError("no"), UnavailableCommandError),
-        (OptionError("no"), click.UsageError),
-        (QueueDoesNotExistError("no"), CommandError),
-        (click.Abort(), click.Abort),
-        (click.UsageError("no"), click.UsageError),
+        (AccessDeniedError("no"), CommandError, 77),
+        (UnavailableError("no"), CommandError, 69),
+        (OptionError("no"), click.UsageError, 2),
+        (QueueDoesNotExistError("no"), CommandError, 1),
+        (click.Abort(), click.Abort, None),
+        (click.UsageError("no"), click.UsageError, 2),
     ],
 )
-def test_an_error_of_ours_is_a_sentence_with_an_exit_status(error, shown):
+def test_an_error_of_ours_is_a_sentence_with_an_exit_status(error, shown, status):
     with pytest.raises(shown) as raised, errors_as_sentences():
         raise error
-    assert raised.type is shown
+    assert (raised.type, getattr(raised.value, "exit_code", None)) == (shown, status)
 
 
 @pytest.mark.parametrize(("name", "called"), [("elsewhere", "app 'elsewhere'"), (None, "the app")])

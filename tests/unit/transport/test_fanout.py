@@ -12,7 +12,6 @@ from support.processes import SOON, wait_until
 
 from celery_sqs_visibility.aws.client_settings import ClientSettings
 from celery_sqs_visibility.aws.topics import Topics
-from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.errors import (
     AccessDeniedError,
     MessageTooLargeError,
@@ -22,6 +21,7 @@ from celery_sqs_visibility.errors import (
     UnroutableError,
 )
 from celery_sqs_visibility.policy.options import Options
+from celery_sqs_visibility.policy.predefined import PredefinedTopic
 from celery_sqs_visibility.policy.quotas import TOPIC_MESSAGE_BYTES
 from celery_sqs_visibility.publish import publish_batch
 from celery_sqs_visibility.transport import fanout

@@ -15,9 +15,9 @@ from celery_sqs_visibility.operate.metrics.emf import (
     MEAN_LINES,
     NAMESPACE,
     UNITS,
-    EMFLog,
     RunSeconds,
     prepare_logger,
+    write_lines,
 )
 from celery_sqs_visibility.operate.metrics.names import RUNS
 from celery_sqs_visibility.operate.metrics.recorder import WorkerState
@@ -63,9 +63,10 @@ def lines(clock, runs):
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     LOGGER.addHandler(handler)
+    prepare_logger()
 
     def write(queues, *depths):
-        EMFLog(lambda: queues, lambda: WorkerState(8, 3, 5), lambda: list(depths), runs, clock).write()
+        write_lines(queues, WorkerState(8, 3, 5), depths, RunSeconds(runs).read(), clock)
         return [json.loads(line) for line in stream.getvalue().splitlines()]
 
     yield write

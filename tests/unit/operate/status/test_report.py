@@ -61,7 +61,7 @@ def test_requests_and_cost_are_an_estimate_and_the_report_says_so(report):
 
 def test_a_queue_near_its_quota_in_flight_is_a_sentence_of_the_report(report, monkeypatch):
     taking = report(FakeCloudWatch({}))
-    monkeypatch.setattr(taking._context.queues, "_sqs", sqs := CrowdedSQS(FakeClock()))
+    monkeypatch.setattr(taking._context.queues, "sqs", sqs := CrowdedSQS(FakeClock()))
     sqs.create_queue("q", {}, {})
     said = []
     for sqs.in_flight in (95_999, 96_000):
