@@ -9,7 +9,6 @@ import pytest
 from celery import states
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import (
-    ImproperlyConfigured,
     Retry,
     SoftTimeLimitExceeded,
     TimeLimitExceeded,
@@ -30,27 +29,9 @@ def failing():
     raise RAISED
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("options", "sentence"),
-        [
-            ({"acks_late": False}, "acks_late=False"),
-            ({"error_visibility_timeout": -1}, "expected error_visibility_timeout to be between 0 and 43200"),
-            ({"error_visibility_timeout": []}, "expected error_visibility_timeout to hold at least one"),
-            ({"error_visibility_timeout": [1, "2"]}, r"error_visibility_timeout\[1\] to be seconds"),
-            ({"error_visibility_timeout": lambda retries: 1}, "to take two arguments"),
-            ({"when_exhausted": "kept"}, "expected when_exhausted to be 'delete' or 'keep', got 'kept'"),
-            ({"when_lost": "end"}, "expected when_lost to be 'continue' or 'terminate', got 'end'"),
-        ],
-    )
-    def test_bad_ones_are_refused_with_the_tasks_name(self, app, options, sentence):
-        app.task(name="wrong", shared=False, **options)(failing)
-        with pytest.raises(ImproperlyConfigured, match=f"task 'wrong'.*{sentence}"):
-            app.finalize()
-
-    def test_celery_deletes_nothing_by_itself_and_rejects_no_lost_worker(self, app):
-        task = app.task(failing, shared=False, acks_on_failure_or_timeout=False, reject_on_worker_lost=True)
-        assert (task.acks_on_failure_or_timeout, task.reject_on_worker_lost) == (True, False)
+def test_celery_deletes_nothing_by_itself_and_rejects_no_lost_worker(app):
+    task = app.task(failing, shared=False, acks_on_failure_or_timeout=False, reject_on_worker_lost=True)
+    assert (task.acks_on_failure_or_timeout, task.reject_on_worker_lost) == (True, False)
 
 
 class TestOffSqs:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 from celery import Celery, states
-from celery.exceptions import ImproperlyConfigured
 from support.factories import trace
 
 from celery_sqs_visibility import VisibilityLostError, VisibilityTask
@@ -424,10 +423,3 @@ def test_the_store_of_an_app_is_that_of_its_option(broker, options, kind):
     with Celery("stores", set_as_current=False, broker=broker) as app:
         app.conf.broker_transport_options = options
         assert type(getattr(broker_context(app), "coordination_store", None)) is kind
-
-
-@pytest.mark.parametrize("options", [{"exclusive": "yes"}, {"exclusive": 1}, {"exclusive_ttl": -1}])
-def test_a_wrong_setting_is_refused(app, options):
-    app.task(name="wrong", shared=False, **options)(nothing)
-    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong': expected {next(iter(options))} to be"):
-        app.finalize()

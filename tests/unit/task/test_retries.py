@@ -87,19 +87,6 @@ def test_the_limit_is_the_messages_or_else_the_tasks(app, options, published_lim
 
 
 @pytest.mark.parametrize(
-    ("retries", "limit", "max_receive_count", "last"),
-    [(2, 3, None, False), (3, 3, None, True), (9, None, None, False), (4, None, 5, True), (3, 9, 5, False)],
-)
-def test_the_last_attempt_is_that_of_the_limit_or_of_the_redrive_policy(
-    app, retries, limit, max_receive_count, last
-):
-    task = make(app)
-    sqs = sqs_facts(receive_count=retries + 1, max_receive_count=max_receive_count)
-    with running(task, retries=retries, sqs=sqs) as request:
-        assert task.is_last_attempt(request, limit) is last
-
-
-@pytest.mark.parametrize(
     ("options", "delays"),
     [
         ({"error_visibility_timeout": 60}, [60, 60, 60]),

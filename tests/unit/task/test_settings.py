@@ -14,25 +14,44 @@ def run():
     pass
 
 
+MISSPELT = {
+    "error_visiblity_timeout": "error_visibility_timeout",
+    "error_visibility_timeouts": "error_visibility_timeout",
+    "when_exausted": "when_exhausted",
+    "sqs_events": "sqs_event",
+}
+
+
 @pytest.mark.parametrize(
-    ("misspelt", "meant"),
+    ("options", "sentence"),
     [
-        ("error_visiblity_timeout", "error_visibility_timeout"),
-        ("error_visibility_timeouts", "error_visibility_timeout"),
-        ("when_exausted", "when_exhausted"),
-        ("sqs_events", "sqs_event"),
+        ({"acks_late": False}, "acks_late=False"),
+        ({"error_visibility_timeout": -1}, "expected error_visibility_timeout to be between 0 and 43200"),
+        ({"error_visibility_timeout": []}, "expected error_visibility_timeout to hold at least one"),
+        ({"error_visibility_timeout": [1, "2"]}, r"error_visibility_timeout\[1\] to be seconds"),
+        ({"error_visibility_timeout": lambda retries: 1}, "to take two arguments"),
+        ({"when_exhausted": "kept"}, "expected when_exhausted to be 'delete' or 'keep', got 'kept'"),
+        ({"when_lost": "end"}, "expected when_lost to be 'continue' or 'terminate', got 'end'"),
+        ({"exclusive": "yes"}, "expected exclusive to be"),
+        ({"exclusive": 1}, "expected exclusive to be"),
+        ({"exclusive_ttl": -1}, "expected exclusive_ttl to be"),
+        *(
+            ({"inactivity_timeout": value}, r"expected inactivity_timeout to be .*, got")
+            for value in (0, 0.9, 43_201, True, "soon", -5, float("nan"))
+        ),
+        ({"brake_on": "ConnectionError"}, r"expected brake_on to be exception classes, .*'ConnectionError'"),
+        ({"brake_on": (OSError, 5)}, "expected brake_on to be exception classes"),
+        ({"brake_on": (int,)}, "expected brake_on to be exception classes"),
+        ({"brake_on": OSError, "brake": ""}, "expected brake to be a name, and brake_on beside it, got ''"),
+        ({"brake_on": OSError, "brake": 5}, "expected brake to be a name"),
+        ({"brake": "bank"}, "expected brake to be a name, and brake_on beside it, got 'bank'"),
+        *(({name: 60}, f"{name!r}: did you mean {meant!r}") for name, meant in MISSPELT.items()),
     ],
+    ids=lambda value: "" if isinstance(value, str) else str([*value.items()])[:50].partition(" at 0x")[0],
 )
-def test_a_misspelt_setting_is_refused(app, misspelt, meant):
-    app.task(name="wrong", shared=False, **{misspelt: 60})(run)
-    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong'.*{misspelt!r}: did you mean {meant!r}"):
-        app.finalize()
-
-
-@pytest.mark.parametrize("value", [0, 0.9, 43_201, True, "soon", -5, float("nan")])
-def test_an_inactivity_timeout_has_bounds(app, value):
-    app.task(name="wrong", base=VisibilityTask, inactivity_timeout=value, shared=False)(run)
-    with pytest.raises(ImproperlyConfigured, match=r"expected inactivity_timeout to be .*, got"):
+def test_a_wrong_or_misspelt_setting_is_refused_with_the_tasks_name(app, options, sentence):
+    app.task(name="wrong", shared=False, **options)(run)
+    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong'.*{sentence}"):
         app.finalize()
 
 
@@ -58,23 +77,6 @@ def test_a_brake_takes_exception_classes(app, given, classes):
     task = app.task(name="braked", base=VisibilityTask, brake_on=given, shared=False)(run)
     app.finalize()
     assert task.brake_on == classes
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"brake_on": "ConnectionError"}, r"expected brake_on to be exception classes, .*'ConnectionError'"),
-        ({"brake_on": (OSError, 5)}, "expected brake_on to be exception classes"),
-        ({"brake_on": (int,)}, "expected brake_on to be exception classes"),
-        ({"brake_on": OSError, "brake": ""}, "expected brake to be a name, and brake_on beside it, got ''"),
-        ({"brake_on": OSError, "brake": 5}, "expected brake to be a name"),
-        ({"brake": "bank"}, "expected brake to be a name, and brake_on beside it, got 'bank'"),
-    ],
-)
-def test_a_wrong_brake_is_refused(app, options, expected):
-    app.task(name="wrong", base=VisibilityTask, shared=False, **options)(run)
-    with pytest.raises(ImproperlyConfigured, match=f"task 'wrong': .*{expected}"):
-        app.finalize()
 
 
 def test_a_misspelt_setting_of_a_base_class_is_refused(app):

@@ -46,10 +46,3 @@ def test_a_retrys_exception_is_stored_with_its_traceback(app, stored, exc):
     error, told = (exc, "ValueError: no\n") if isinstance(exc, ValueError) else (None, None)
     assert stored == [("a", states.RETRY, error, told)]
     assert request.visibility_retry_stored
-
-
-def test_what_cannot_be_stored_is_logged(app, monkeypatch, caplog):
-    monkeypatch.setattr(app.backend, "store_result", lambda *_, **__: 1 // 0)
-    store_state(make_task(app), DeliveryContext(id="a"), 1, states.STARTED)
-    assert "state STARTED of task task[a] could not be stored; the run goes on" in caplog.text
-    assert "ZeroDivisionError" in caplog.text

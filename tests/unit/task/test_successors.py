@@ -165,12 +165,6 @@ def steps(app, monkeypatch):
 
 
 @pytest.mark.parametrize("way", AGAIN.values(), ids=AGAIN)
-def test_retry_is_stored_once_and_before_a_successor_that_may_be_done_at_once(make, steps, way):
-    trace(make(VisibilityTask, way))
-    assert steps == [(states.RETRY, None, None), "ending"]
-
-
-@pytest.mark.parametrize("way", AGAIN.values(), ids=AGAIN)
 def test_its_key_is_free_only_then_for_a_duplicate_with_its_id(make, steps, way):
     run = SimpleNamespace(end=lambda _ttl, succeeded: steps.append(("freed", succeeded)))
     trace(make(VisibilityTask, way), visibility_run=run)
@@ -405,12 +399,6 @@ def test_it_is_no_failed_attempt_in_the_log_not_even_within_a_handler(make_parts
     trace(make_parts(inside_handler=TimeoutError("slow"), start=20))
     assert "failed at attempt" not in caplog.text
     assert "followed by another" in caplog.text
-    assert len(published) == 1
-
-
-def test_off_sqs_it_is_published_likewise(make_parts, published):
-    info = trace(make_parts(start=20), sqs=None).info
-    assert (info.state, type(info.retval)) == (states.RETRY, Continuation)
     assert len(published) == 1
 
 

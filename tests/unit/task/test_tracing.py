@@ -48,12 +48,6 @@ def raising(exc):
     return fail
 
 
-def test_a_success_is_celerys(app, stored):
-    traced = trace(app.task(succeed, shared=False))
-    assert (traced.retval, traced.info) == (7, None)
-    assert stored == [(states.SUCCESS, 7)]
-
-
 def test_a_success_that_cannot_be_stored_comes_back_but_at_the_last_attempt_is_celerys_error(
     app, down, caplog
 ):
@@ -281,10 +275,6 @@ def test_the_variables_of_a_run_that_celery_could_not_record_are_free(app):
     task.variables = []
     assert trace(task, ("raises",)).info.state == states.RETRY
     assert [variable() for variable in task.variables] == [None]
-
-
-def noop():
-    """A task."""
 
 
 @pytest.fixture
