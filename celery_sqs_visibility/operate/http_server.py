@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
@@ -55,6 +56,9 @@ RETRY_SECONDS: Final = 0.5
 CLAIM_SECONDS: Final = 5.0
 
 
+#: Connections to a port that wait to be accepted.
+PORT_BACKLOG: Final = 64
+
 #: Ends of names that no public DNS has: RFC 6761, 6762 and 8375, ICANN's `.internal`, Kubernetes' services.
 PRIVATE_ENDS: Final = (".localhost", ".local", ".internal", ".home.arpa", ".svc")
 
@@ -73,26 +77,35 @@ Routes = Mapping[str, Callable[[], Response]]
 
 
 class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A listening socket. Forked children close it; otherwise they would keep it open after this process.
+    """A socket that listens once `claim` has opened it. Forked children close it, or they would keep it open.
+
+    Args:
+        open_socket: opens the listening socket, or raises an OSError while that is impossible.
+        routes: functions that answer, by path.
+        claimed: the log message for when `claim` succeeds at last.
+        hosts: host names that clients may use (`is_allowed_host`); `None` for any.
 
     Attributes:
         listens: whether it listens; if not, `claim` is called until it does.
-        claimed: the log message for when `claim` succeeds.
-        hosts: host names that clients may use (`is_allowed_host`); `None` for any.
     """
 
-    listens = True
-    claimed = ""
-    hosts: Collection[str] | None = None
+    listens = False
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 64
     timeout = 0.0  # `handle_request` does not wait: the selector did
 
-    def __init__(self, listening: socket.socket, routes: Routes) -> None:
-        socketserver.BaseServer.__init__(self, listening.getsockname(), _Handler)
-        self.socket = listening
+    def __init__(
+        self,
+        open_socket: Callable[[], socket.socket],
+        routes: Routes,
+        claimed: str = "",
+        hosts: Collection[str] | None = None,
+    ) -> None:
+        socketserver.BaseServer.__init__(self, ("", 0), _Handler)
+        self._open_socket = open_socket
         self.routes = routes
+        self.claimed = claimed
+        self.hosts = hosts
         self.stopped = threading.Event()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._open: dict[socket.socket, None] = {}  # oldest first; changed atomically
@@ -101,8 +114,16 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Start to listen.
 
         Raises:
-            OSError: the socket can't be bound yet.
+            OSError: the socket can't be opened yet.
         """
+        self.socket = self._open_socket()
+        self.server_address = self.socket.getsockname()
+        self.listens = True
+
+    def server_close(self) -> None:
+        """Close the socket, if there is one."""
+        if self.listens:
+            super().server_close()
 
     def get_request(self) -> tuple[Any, Any]:
         """Accept a connection. Pause if descriptors are lacking, or the selector would try again at once."""
@@ -149,33 +170,16 @@ class HTTPListener(socketserver.ThreadingMixIn, socketserver.TCPServer):
         log_safely(logger.debug, "a request over HTTP failed", exc_info=True)
 
 
-class PortListener(HTTPListener):
-    """A TCP port, which `claim` takes. One thread at a time.
+def listener_at(host: str, port: int, routes: Routes) -> HTTPListener:
+    """A listener at a TCP port, which another process may have.
 
     Raises:
         OSError: the host does not exist.
     """
-
-    allow_reuse_address = True
-    listens = False
-
-    def __init__(self, host: str, port: int, routes: Routes) -> None:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        self.address_family, _, _, _, address = found[0]
-        super().__init__(socket.socket(self.address_family), routes)
-        self.hosts = {host, socket.gethostname()}
-        self.server_address = address  # type: ignore[assignment] # typeshed names none but IP's
-        self.claimed = f"port {port} of http_address is free"
-
-    def claim(self) -> None:
-        """Take the port. Raises if another process has it, or it may not be taken."""
-        self.socket.close()
-        self.socket = socket.socket(self.address_family)  # not bound yet: a forked child closes it
-        if self.address_family == socket.AF_INET6:
-            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        self.server_bind()
-        self.server_activate()
-        self.listens = True
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    open_port = partial(socket.create_server, address, family=family, backlog=PORT_BACKLOG)
+    hosts = {host, socket.gethostname()}
+    return HTTPListener(open_port, routes, f"port {port} of http_address is free", hosts)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from celery.utils.log import get_logger
 from celery_sqs_visibility.contacts.worker import connecting
 from celery_sqs_visibility.operate.health import probe
 from celery_sqs_visibility.operate.health.worker_health import WorkerHealth
-from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, PortListener, Response, Routes
+from celery_sqs_visibility.operate.http_server import HTTPListener, HTTPServer, Response, Routes, listener_at
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.worker.bootsteps import SQSStep
 
@@ -31,7 +30,7 @@ class Operations(SQSStep):
     def __init__(self, parent: Any, **kwargs: Any) -> None:
         super().__init__(parent, **kwargs)
         self._server: HTTPServer | None = None
-        self._probed: ProbedListener | None = None
+        self._probed: HTTPListener | None = None
         self._metrics: WorkerMetrics | None = None
         health = WorkerHealth(parent)
         #: Functions that answer HTTP requests, by path. Metrics add theirs.
@@ -59,8 +58,8 @@ class Operations(SQSStep):
             self._metrics.start()
 
     def _stop(self, **_: Any) -> None:
-        if self._probed is not None:
-            self._probed.remove()
+        if self._probed is not None and self._probed.listens:
+            probe.remove(self._probed.socket)
         if self._server is not None:
             self._server.stop()
         if self._metrics is not None:
@@ -85,31 +84,10 @@ def metrics_of(parent: Any) -> WorkerMetrics | None:
     return WorkerMetrics(parent.app, context, exporters) if exporters else None
 
 
-class ProbedListener(HTTPListener):
-    """A node's Unix socket for probes of this host, created by `claim`."""
-
-    listens = False
+def probed_listener(node: str, routes: Routes) -> HTTPListener:
+    """The listener for probes of this host, at a node's Unix socket. It may not listen yet."""
     claimed = "the directory for probes of this host takes a socket"
-
-    def __init__(self, node: str, routes: Routes) -> None:
-        super().__init__(socket.socket(socket.AF_UNIX), routes)
-        self._node = node
-
-    def claim(self) -> None:
-        """Create the socket. Raises if the temporary directory does not allow it."""
-        listening = probe.listen(self._node)
-        self.socket.close()  # not bound yet: a forked child closes it
-        self.socket, self.listens = listening, True
-
-    def remove(self) -> None:
-        """Remove the file, if there is one."""
-        if self.listens:
-            probe.remove(self.socket)
-
-
-def probed_listener(node: str, routes: Routes) -> ProbedListener:
-    """The listener for probes of this host, which may not listen yet."""
-    listener = ProbedListener(node, routes)
+    listener = HTTPListener(partial(probe.listen, node), routes, claimed)
     try:
         listener.claim()
     except OSError as error:
@@ -121,13 +99,13 @@ def probed_listener(node: str, routes: Routes) -> ProbedListener:
     return listener
 
 
-def port_listener(options: Options, routes: Routes) -> PortListener | None:
+def port_listener(options: Options, routes: Routes) -> HTTPListener | None:
     """The listener for the option `http_address`; `None` without it, or if the host does not exist."""
     address, listener = options.http_address, None
     if address is None:
         return None
     try:
-        listener = PortListener(*address, routes)
+        listener = listener_at(*address, routes)
         listener.claim()
     except OSError as error:
         logger.warning(

@@ -18,9 +18,9 @@ from celery_sqs_visibility.operate.http_server import (
     MAX_CONNECTIONS,
     HTTPListener,
     HTTPServer,
-    PortListener,
     Response,
     is_allowed_host,
+    listener_at,
 )
 
 
@@ -31,7 +31,8 @@ def broken():
 @pytest.fixture
 def server():
     routes = {"/well": lambda: Response("well"), "/broken": broken}
-    listener = HTTPListener(socket.create_server(("127.0.0.1", 0)), routes)
+    listener = HTTPListener(lambda: socket.create_server(("127.0.0.1", 0)), routes)
+    listener.claim()
     server = HTTPServer([listener])
     server.start()
     server.address = listener.server_address
@@ -81,7 +82,8 @@ def refuse():
 
 def test_a_connection_that_cannot_be_accepted_for_lack_of_descriptors_waits(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as bound:
-        listener = HTTPListener(bound, {})
+        listener = HTTPListener(lambda: bound, {})
+        listener.claim()
         naps = []
         monkeypatch.setattr(listener, "stopped", SimpleNamespace(wait=naps.append))
         monkeypatch.setattr(listener, "socket", SimpleNamespace(accept=refuse))
@@ -120,7 +122,7 @@ def test_a_port_of_another_process_is_taken_when_it_is_free(host, monkeypatch):
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     other = socket.create_server((host, 0), family=family)
     port = other.getsockname()[1]
-    listener = PortListener(host, port, {"/well": lambda: Response("well")})
+    listener = listener_at(host, port, {"/well": lambda: Response("well")})
     with pytest.raises(OSError, match="in use"):
         listener.claim()
     server = HTTPServer([listener])
@@ -136,12 +138,12 @@ def test_a_port_of_another_process_is_taken_when_it_is_free(host, monkeypatch):
 
 def test_a_server_ends_while_another_process_has_its_port():
     with socket.create_server(("127.0.0.1", 0)) as other:
-        listener = PortListener(*other.getsockname(), {})
+        listener = listener_at(*other.getsockname(), {})
         server = HTTPServer([listener])
         server.start()
         server.stop()
         server._thread.join(SOON)
-        assert listener.fileno() == -1
+        assert not (listener.listens or server._thread.is_alive())
 
 
 def slow(server):
@@ -211,7 +213,7 @@ def test_while_answers_hang_new_connections_are_closed(server, monkeypatch):
     ("host", "status"), [("evil.example:80", b"403"), ("worker:80", b"200"), ("", b"200")]
 )
 def test_a_port_answers_by_its_own_names_only(host, status):
-    listener = PortListener("127.0.0.1", 0, {"/well": lambda: Response("well")})
+    listener = listener_at("127.0.0.1", 0, {"/well": lambda: Response("well")})
     listener.claim()
     server = HTTPServer([listener])
     server.start()

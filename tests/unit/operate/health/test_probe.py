@@ -36,7 +36,9 @@ def listen():
             ends.append(listening.close)
         else:
             body = json.dumps({"node": node, **answer}) if isinstance(answer, dict) else answer
-            server = HTTPServer([HTTPListener(listening, {"/healthz": lambda: Response(body)})])
+            listener = HTTPListener(lambda: listening, {"/healthz": lambda: Response(body)})
+            listener.claim()
+            server = HTTPServer([listener])
             server.start()
             ends.append(server.stop)
         return listening
