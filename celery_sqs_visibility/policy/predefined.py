@@ -70,7 +70,7 @@ class BackoffPolicy:
     tasks: frozenset[str]
     seconds: Mapping[int, float] = field(hash=False)  # by attempt, from 1 on
 
-    def delay(self, retries: int, exc: BaseException) -> float | None:  # noqa: ARG002 - see `DelayRule`
+    def __call__(self, retries: int, exc: BaseException) -> float | None:  # noqa: ARG002 - see `DelayRule`
         """The seconds of this attempt; `None` where the policy has none."""
         return self.seconds.get(retries + 1)
 

@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from celery_sqs_visibility.policy.quotas import VISIBILITY_HORIZON_SECONDS
 
@@ -99,43 +99,31 @@ def comes_back_after(end: End, *, retried: bool = True, last: bool = False) -> b
     return not last and (retried or end not in (End.FAILED, End.LOST))
 
 
-class DelayRule(Protocol):
-    """A rule for the delay before a retry."""
-
-    def delay(self, retries: int, exc: BaseException) -> float | None:
-        """Seconds to hide the message after `retries` earlier failures; `None` leaves it to the next rule."""
+#: A rule for the delay before a retry: seconds to hide the message after a number of earlier failures and an
+#: exception; `None` leaves it to the next rule.
+DelayRule = Callable[[int, BaseException], float | None]
 
 
-@dataclass(frozen=True, slots=True)
-class DelayList:
-    """Seconds by attempt; the last repeats. A plain number is a list of one."""
-
-    seconds: tuple[float, ...]
-
-    def delay(self, retries: int, exc: BaseException) -> float:  # noqa: ARG002 - the protocol's shape
-        return self.seconds[min(max(retries, 0), len(self.seconds) - 1)]
+def by_attempt(*seconds: float) -> DelayRule:
+    """A rule with seconds for each attempt; the last repeats."""
+    return lambda retries, _exc: seconds[min(max(retries, 0), len(seconds) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class DelayFunction:
-    """Seconds computed by the user's `function(retries, exc)`, at most `longest`."""
+def checked(function: DelayRule) -> DelayRule:
+    """The rule of a user's function, at most 12 hours, which a steep backoff soon exceeds.
 
-    function: Callable[[int, BaseException], float | None]
-    longest: float = VISIBILITY_HORIZON_SECONDS
+    The rule raises a ValueError if the function returns neither `None` nor a number of seconds.
+    """
 
-    def delay(self, retries: int, exc: BaseException) -> float | None:
-        """The function's result, by default at most 12 hours, which a steep backoff soon exceeds.
-
-        Raises:
-            ValueError: the function returned neither `None` nor a number of seconds.
-            Exception: of the function.
-        """
-        seconds = self.function(retries, exc)
+    def rule(retries: int, exc: BaseException) -> float | None:
+        seconds = function(retries, exc)
         if seconds is None:
             return None
         if isinstance(seconds, (int, float)) and seconds > VISIBILITY_HORIZON_SECONDS:
-            return float(min(seconds, self.longest))
+            return float(VISIBILITY_HORIZON_SECONDS)
         return _seconds("the value error_visibility_timeout(retries, exc) returned", seconds)
+
+    return rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +154,12 @@ def parse_delay(name: str, value: Any) -> DelayRule | None:
     if value is None:
         return None
     if callable(value):
-        return DelayFunction(_two_arguments(name, value))
+        return checked(_two_arguments(name, value))
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         if not value:
             raise ValueError(f"expected {name} to hold at least one number of seconds, got {value!r}")
-        return DelayList(tuple(_seconds(f"{name}[{i}]", item) for i, item in enumerate(value)))
-    return DelayList((_seconds(name, value),))
+        return by_attempt(*(_seconds(f"{name}[{i}]", item) for i, item in enumerate(value)))
+    return by_attempt(_seconds(name, value))
 
 
 def _two_arguments(name: str, function: Callable[..., Any]) -> Callable[[int, BaseException], Any]:
@@ -259,10 +247,10 @@ def choose_delay(
     asked = retry_after(exc)
     if asked is not None:
         return asked
-    retry_delay = None if rules.retry_delay is None else DelayList((rules.retry_delay,))
+    retry_delay = None if rules.retry_delay is None else by_attempt(rules.retry_delay)
     for rule in (rules.task, rules.queue, rules.backoff, retry_delay, rules.fallback):
         try:
-            delay = rule.delay(retries, exc) if rule else None
+            delay = rule(retries, exc) if rule else None
         except Exception:  # noqa: BLE001 - a user's callable may raise anything; `failed` logs it
             failed()
         else:

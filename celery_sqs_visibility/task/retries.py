@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar
@@ -20,7 +19,6 @@ from celery_sqs_visibility.errors import InactivityError
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
 from celery_sqs_visibility.policy.options import Options
 from celery_sqs_visibility.policy.retries import (
-    DelayFunction,
     DelayRule,
     DelayRules,
     End,
@@ -255,10 +253,7 @@ def _celery_backoff(task: Any) -> DelayRule | None:
         return None
     factor = int(max(1.0, float(task.retry_backoff)))
     maximum, jitter = int(getattr(task, "retry_backoff_max", 600)), bool(getattr(task, "retry_jitter", True))
-    return DelayFunction(
-        lambda retries, _: get_exponential_backoff_interval(factor, retries, maximum, jitter),
-        longest=math.inf,
-    )
+    return lambda retries, _exc: get_exponential_backoff_interval(factor, retries, maximum, jitter)
 
 
 def horizon_left(request: DeliveryContext) -> float:

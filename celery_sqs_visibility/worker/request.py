@@ -495,7 +495,7 @@ def after_rejection(delivery: Delivery, task: Any) -> Settlement | None:
     policy = delivery.holder.options.backoff_policy(delivery.queue.name, task.name)
     if policy is None or isinstance(task, RetryDecisions):
         return None
-    delay = policy.delay(delivery.facts.receive_count - delivery.parkings - 1, Reject())
+    delay = policy(delivery.facts.receive_count - delivery.parkings - 1, Reject())
     return Lapse() if delay is None else Hide(whole_seconds(delay))
 
 

@@ -171,7 +171,7 @@ class Rejection:
         retries = max(0, delivery.facts.receive_count - 1 - delivery.parkings)
         rule = self._options_of(delivery.queue.name).error_visibility_timeout
         try:
-            delay = rule.delay(retries, UnreadableError()) if rule else None
+            delay = rule(retries, UnreadableError()) if rule else None
         except Exception:
             logger.exception("error_visibility_timeout failed; the message comes back at its own time")
             delay = None

@@ -143,7 +143,8 @@ def test_a_server_ends_while_another_process_has_its_port():
         server.start()
         server.stop()
         server._thread.join(SOON)
-        assert not (listener.listens or server._thread.is_alive())
+        assert not listener.listens
+        assert not server._thread.is_alive()
 
 
 def slow(server):

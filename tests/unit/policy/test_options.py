@@ -271,7 +271,7 @@ def test_the_error_visibility_timeout_takes_every_shape(value, monkeypatch):
     monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(BACKOFF=BACKOFF, SECONDS=30))
     rule = Options.parse({"error_visibility_timeout": value}).error_visibility_timeout
     assert rule is not None
-    assert rule.delay(0, ValueError()) == 30
+    assert rule(0, ValueError()) == 30
 
 
 DERIVED = {
@@ -359,7 +359,7 @@ def test_a_queue_has_its_own_options_and_for_the_rest_those_of_all():
     )
     reports, other = parsed.for_queue("reports"), parsed.for_queue("other")
     assert (reports.visibility_timeout, reports.heartbeat_interval) == (600, 200)
-    assert reports.error_visibility_timeout.delay(1, ValueError()) == 10
+    assert reports.error_visibility_timeout(1, ValueError()) == 10
     assert (reports.wait_time_seconds, reports.dead_letter_queue) == (7, "dead")
     assert (other.visibility_timeout, other.heartbeat_interval, other.error_visibility_timeout) == (
         120,

@@ -106,7 +106,7 @@ def test_a_backoff_policy_has_a_delay_for_the_attempts_it_names_and_no_other(pol
         else {}
     )
     rule = options.backoff_policy("q", "t")
-    assert (rule.delay(retries, ValueError()) if rule else None) == policy.get(retries + 1)
+    assert (rule(retries, ValueError()) if rule else None) == policy.get(retries + 1)
     assert options.backoff_policy("q", "another task") is None
     assert options.backoff_policy("another queue", "t") is None
 
@@ -135,4 +135,4 @@ def test_a_misspelt_key_of_an_exchange_is_refused():
 def test_the_queue_of_a_policy_may_be_written_with_celerys_name_or_sqss(defined_as):
     queues = {defined_as: {"url": URL, **POLICY}}
     options = Options.parse({"predefined_queues": queues, "queue_name_prefix": "app-"})
-    assert options.backoff_policy("a.b", "proj.load").delay(0, ValueError()) == 10
+    assert options.backoff_policy("a.b", "proj.load")(0, ValueError()) == 10

@@ -15,14 +15,13 @@ from celery_sqs_visibility.policy.retries import (
     RELEASES_FORGIVEN,
     UNKNOWN_TASK_SECONDS,
     UNREADABLE_RECEIVES,
-    DelayFunction,
-    DelayList,
     DelayRules,
     End,
     ExponentialBackoff,
     are_spent,
     attempts_allowed,
     attempts_made,
+    by_attempt,
     choose_delay,
     comes_back_after,
     is_last_attempt,
@@ -120,7 +119,7 @@ def test_the_end_of_a_run_decides_with_the_tasks_retries_and_its_attempts(end):
 NAME = "error_visibility_timeout"
 SECONDS = st.floats(0, VISIBILITY_HORIZON_SECONDS) | st.integers(0, VISIBILITY_HORIZON_SECONDS)
 RETRIES = st.integers(0, 1000)
-MAYBE_RULE = st.none() | st.builds(DelayList, st.lists(SECONDS, min_size=1, max_size=3).map(tuple))
+MAYBE_RULE = st.none() | st.lists(SECONDS, min_size=1, max_size=3).map(lambda seconds: by_attempt(*seconds))
 
 
 class AsksError(Exception):
@@ -139,7 +138,8 @@ def parsed(value):
 
 @pytest.mark.parametrize(("value", "seconds"), [(7, (7,)), ((1, 2), (1, 2)), (range(1, 4), (1, 2, 3))])
 def test_a_number_and_any_sequence_are_lists(value, seconds):
-    assert parsed(value) == DelayList(seconds)
+    rule = parsed(value)
+    assert tuple(rule(retries, Exception()) for retries in range(len(seconds))) == seconds
     assert parse_delay(NAME, None) is None
 
 
@@ -148,14 +148,14 @@ def test_a_number_and_any_sequence_are_lists(value, seconds):
 def test_a_list_goes_by_attempt_and_repeats_its_last(seconds, retries):
     rule = parsed(seconds)
     expected = seconds[retries] if retries < len(seconds) else seconds[-1]
-    assert rule.delay(retries, ValueError()) == expected
+    assert rule(retries, ValueError()) == expected
 
 
 def test_a_function_sees_the_retries_and_the_exception_and_may_have_no_opinion():
     error = ValueError("no")
     rule = parsed(lambda retries, exc: 7 if (retries, exc) == (3, error) else None)
-    assert rule.delay(3, error) == 7
-    assert rule.delay(2, error) is None
+    assert rule(3, error) == 7
+    assert rule(2, error) is None
     rules = DelayRules(task=rule, fallback=parsed(8))
     assert choose_delay(rules, 2, error, explicit=True) == 8, "it is left to the next"
 
@@ -163,13 +163,13 @@ def test_a_function_sees_the_retries_and_the_exception_and_may_have_no_opinion()
 @pytest.mark.parametrize("value", [-1, -math.inf, "60", True, math.nan, timedelta(seconds=1), [1]])
 def test_a_function_that_returns_no_seconds_is_an_error(value):
     with pytest.raises(ValueError, match=r"error_visibility_timeout\(retries, exc\)"):
-        parsed(lambda _retries, _exc: value).delay(0, ValueError())
+        parsed(lambda _retries, _exc: value)(0, ValueError())
 
 
 def test_a_function_may_ask_for_more_than_twelve_hours_and_waits_as_long_as_sqs_can():
     # As `countdown` and `retry_after` may: the settler clamps. Steep backoffs get there after a few attempts.
-    assert parsed(lambda retries, _exc: 60 * 4**retries).delay(6, ValueError()) >= VISIBILITY_HORIZON_SECONDS
-    assert parsed(lambda _retries, _exc: math.inf).delay(6, ValueError()) == VISIBILITY_HORIZON_SECONDS
+    assert parsed(lambda retries, _exc: 60 * 4**retries)(6, ValueError()) >= VISIBILITY_HORIZON_SECONDS
+    assert parsed(lambda _retries, _exc: math.inf)(6, ValueError()) == VISIBILITY_HORIZON_SECONDS
 
 
 def broken(retries, exc):
@@ -224,7 +224,8 @@ def test_a_bad_shape_is_refused_at_once(value, said):
 
 
 def test_a_builtin_that_tells_nothing_of_its_arguments_is_taken_at_its_word():
-    assert isinstance(parse_delay(NAME, max), DelayFunction)
+    with pytest.raises(TypeError, match="not supported between"):
+        parsed(max)(1, Exception())
 
 
 @given(RETRIES, st.floats(0, 1e300), st.floats(0, 1e9))
@@ -232,7 +233,7 @@ def test_a_backoff_without_jitter_doubles_up_to_its_maximum(retries, base, maxim
     backoff = ExponentialBackoff(base, maximum, jitter=False)
     doubled = min(maximum, base * 2.0 ** min(retries, 64))
     assert backoff(retries) == doubled
-    assert parsed(backoff).delay(retries, ValueError()) == min(doubled, VISIBILITY_HORIZON_SECONDS)
+    assert parsed(backoff)(retries, ValueError()) == min(doubled, VISIBILITY_HORIZON_SECONDS)
 
 
 @given(RETRIES, st.floats(0, 1e6), st.floats(0, VISIBILITY_HORIZON_SECONDS))
@@ -270,11 +271,11 @@ def test_the_first_that_has_an_opinion_wins(rules, retries, countdown, asked, ex
     in_order = [
         None if countdown is None else max(0.0, countdown),
         asked,
-        rules.task and rules.task.delay(retries, exc),
-        rules.queue and rules.queue.delay(retries, exc),
-        rules.backoff and rules.backoff.delay(retries, exc),
+        rules.task and rules.task(retries, exc),
+        rules.queue and rules.queue(retries, exc),
+        rules.backoff and rules.backoff(retries, exc),
         rules.retry_delay,
-        rules.fallback and rules.fallback.delay(retries, exc),
+        rules.fallback and rules.fallback(retries, exc),
         CELERY_RETRY_DELAY_SECONDS if explicit else None,
     ]
     expected = next((delay for delay in in_order if delay is not None), None)

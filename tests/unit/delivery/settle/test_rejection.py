@@ -14,8 +14,7 @@ from celery_sqs_visibility.events import Unreadable
 from celery_sqs_visibility.policy.retries import (
     UNKNOWN_TASK_SECONDS,
     UNREADABLE_RECEIVES,
-    DelayFunction,
-    DelayList,
+    by_attempt,
 )
 
 FIRST = 1_700_000_000.0
@@ -142,8 +141,8 @@ def test_a_rejected_message_is_released_or_left_to_the_policy_or_deleted(redrive
 @pytest.mark.parametrize(
     ("world", "others_may", "receive_count", "becomes"),
     [
-        (Rejecting(on_error=DelayList((10, 60))), False, 2, Hide(60)),
-        (Rejecting(redrive="plain", on_error=DelayList((10, 60))), False, 2, ("why", "body", Hide(60))),
+        (Rejecting(on_error=by_attempt(10, 60)), False, 2, Hide(60)),
+        (Rejecting(redrive="plain", on_error=by_attempt(10, 60)), False, 2, ("why", "body", Hide(60))),
         (Rejecting("q.fifo", 3), True, 2, Lapse()),
         (Rejecting("q.fifo", 3), True, 3, ("why", "body", Lapse())),
     ],
@@ -168,9 +167,9 @@ def test_a_refused_message_has_one_event_however_often_it_comes_back(events):
     ("on_error", "receive_count", "becomes"),
     [
         (None, 1, Lapse()),
-        (DelayList((10, 60.5)), 1, Hide(10)),
-        (DelayList((10, 60.5)), 2, Hide(61)),
-        (DelayList((10, 60.5)), 7, Hide(61)),
+        (by_attempt(10, 60.5), 1, Hide(10)),
+        (by_attempt(10, 60.5), 2, Hide(61)),
+        (by_attempt(10, 60.5), 7, Hide(61)),
     ],
 )
 def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(on_error, receive_count, becomes):
@@ -179,7 +178,7 @@ def test_the_error_visibility_timeout_goes_by_receives_in_whole_seconds(on_error
 
 
 def test_receives_of_a_message_that_only_waited_are_no_failures():
-    world = Rejecting(on_error=DelayList((10, 60)))
+    world = Rejecting(on_error=by_attempt(10, 60))
     delivery = world.delivery(4)
     delivery.parkings = 3
     assert world.rejection.after_an_error(delivery) == Hide(10)
@@ -189,7 +188,7 @@ def test_a_broken_error_visibility_timeout_is_logged_and_harmless(caplog):
     def broken(retries, exc):
         raise LookupError("a user's bug")
 
-    world = Rejecting(on_error=DelayFunction(broken))
+    world = Rejecting(on_error=broken)
     assert world.rejection.after_an_error(world.delivery()) == Lapse()
     assert "a user's bug" in caplog.text
 
