@@ -45,18 +45,3 @@ def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse()
 )
 def test_a_store_is_a_bucket_and_the_beginning_of_keys_as_they_are(url, prefix):
     assert Options.parse({"payload_store": url}).payload_store == ReadablePayloads("b", prefix)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"visibility_timeout": "21600"},  # airflow.cfg and the environment have text
-        {"visibility_timeout": "43200.0"},
-        {"visibility_timeout": 86400},
-        {"visibility_timeout": "1800", "region": "eu-west-1", "polling_interval": "1.0"},
-        {"wait_time_seconds": "10", "is_secure": "True", "queue_name_prefix": "superset-"},
-    ],
-    ids=repr,
-)
-def test_what_airflow_and_superset_usually_set_is_taken(given):
-    assert Options.parse(given).visibility_timeout == min(float(given.get("visibility_timeout", 120)), 43200)

@@ -175,27 +175,6 @@ class Polling(RuleBasedStateMachine):
 TestPolling = Polling.TestCase
 
 
-def polls_of_an_idle_queue(schedule, wait, seconds):
-    """The instants at which polls of `wait` seconds begin, in so many seconds without a message."""
-    polls, now = [], NOW
-    while (now := max(now, schedule.next_poll())) < NOW + seconds:
-        polls.append(now)
-        now += wait
-        schedule.polled(now, [], took=wait)
-    return polls
-
-
-@pytest.mark.parametrize(
-    ("maximum", "wait", "polls", "longest"),
-    [(0, 0.016, 3600, 1), (0, 20, 60 * 3, 20), (60, 20, 50, 60 + 20)],
-    ids=["at once", "three a minute at the defaults", "less than one a minute with a sleep of a minute"],
-)
-def test_the_polls_of_an_idle_hour(maximum, wait, polls, longest):
-    instants = polls_of_an_idle_queue(PollSchedule(0, maximum), wait, 3600)
-    assert len(instants) == polls
-    assert max(later - earlier for earlier, later in itertools.pairwise(instants)) == pytest.approx(longest)
-
-
 def test_after_a_pause_the_queue_is_polled_at_once_and_sleeps_as_at_first():
     schedule = PollSchedule(2, 60)
     for now in (0, 10, 20):

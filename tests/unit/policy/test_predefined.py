@@ -94,10 +94,6 @@ def test_a_fifo_name_needs_the_url_of_a_fifo_queue_or_none():
     assert parse_predefined_queues("predefined_queues", {"q.fifo": {"QueueOwnerAWSAccountId": "0" * 12}})
 
 
-def test_no_secret_is_shown_by_repr():
-    assert "hush" not in repr(parsed(url=URL, **KEYS))
-
-
 @given(st.dictionaries(st.integers(1, 50), st.integers(0, VISIBILITY_HORIZON_SECONDS)), st.integers(0, 60))
 def test_a_backoff_policy_has_a_delay_for_the_attempts_it_names_and_no_other(policy, retries):
     options = Options.parse(

@@ -30,16 +30,6 @@ def test_weights_are_exact_shares_and_spread_evenly():
     assert turns(order("weighted", a=5, b=1, c=1), "abc", 7) == "aabacaa"
 
 
-def test_a_thousand_each_are_shared_by_weight_until_one_is_done():
-    weighted, left = order("weighted", a=4, b=1), {"a": 1000, "b": 1000}
-    done = ""
-    while waiting := [name for name, count in left.items() if count]:
-        done += weighted.next(waiting)
-        left[done[-1]] -= 1
-    assert Counter(done[:1250]) == {"a": 1000, "b": 250}
-    assert done[1250:] == "b" * 750
-
-
 def test_strict_is_the_order_of_the_option_and_equals_take_turns():
     options = Options.parse({"queues": {"high": {}, "mid*": {}}, "queue_order": "strict"})
     strict = QueueOrder("strict", options.for_queue)

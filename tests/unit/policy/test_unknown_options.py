@@ -31,22 +31,3 @@ def test_an_option_of_another_transport_is_taken_or_refused_with_what_to_do(name
 def test_the_page_that_the_refusal_names_has_the_option(name):
     assert f"`{name}`" in PAGE
     assert name not in REMEDIES
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (
-            {"master_name": "mymaster", "sentinel_kwargs": {"password": "hush"}},
-            "it belongs to kombu's Redis",
-        ),
-        ({"sentinel_kwargs": '{"password": "hush"}'}, "kombu's Redis or AMQP transport"),
-        ({"global_keyprefix": "superset:"}, "docs/coming-from-redis-and-rabbitmq.md"),
-    ],
-    ids=repr,
-)
-def test_what_they_set_for_redis_is_refused_with_what_to_do(given, said):
-    with pytest.raises(OptionError, match=said) as refused:
-        Options.parse(given)
-    assert "did you mean" not in str(refused.value)
-    assert "hush" not in str(refused.value)
