@@ -251,7 +251,7 @@ def output_of(script):
 
 
 def test_importing_this_floor_does_not_import_boto3():
-    modules = ["boto", "fast_requests", "client_factory", "fake", "queues", "redrive", "roles"]
+    modules = ["boto", "fast_requests", "client_factory", "fake", "queues", "redrive"]
     imports = "".join(f"import celery_sqs_visibility.aws.{module}\n" for module in modules)
     look = "print(json.dumps([m in sys.modules for m in ('boto3', 'botocore')]))"
     assert output_of(f"import sys, json\n{imports}{look}") == [False, False]

@@ -181,15 +181,6 @@ def test_it_may_be_closed_at_the_moment_at_which_its_thread_begins_to_wait():
     assert len(one.threads) == 2
 
 
-def test_one_request_without_an_answer_opens_it_and_an_answered_probe_closes_it():
-    circuit = Circuit().unanswered(since=7.0, now=10.0)
-    assert (circuit.is_open, circuit.probe_at) == (True, 10.0 + PAUSE_SECONDS)
-    circuit = circuit.probed(14.0, answered=False)
-    assert circuit.probe_at == 14.0 + PAUSE_SECONDS
-    circuit = circuit.probed(15.0, answered=True)
-    assert (circuit.is_open, circuit.closed_at) == (False, 15.0)
-
-
 def test_a_request_that_was_made_before_the_last_answered_probe_says_nothing():
     circuit = Circuit().unanswered(since=0.0, now=3.0).probed(4.0, answered=True)
     assert circuit.unanswered(since=3.9, now=12.0) is circuit

@@ -19,14 +19,6 @@ def receive(sqs, url, options=OPTIONS):
     return sqs.receive(url, 1, 0, options)
 
 
-def test_a_failure_in_store_hits_the_next_call_of_its_action_and_no_other(sqs, url):
-    sqs.fail_next("PurgeQueue", ThrottledError("slow down"))
-    assert receive(sqs, url) == []
-    with pytest.raises(ThrottledError):
-        sqs.purge(url)
-    sqs.purge(url)
-
-
 def test_a_failure_in_store_can_hit_one_entry_of_a_batch(sqs, url, clock):
     for body in "ab":
         sqs.send(url, OutgoingMessage(body))

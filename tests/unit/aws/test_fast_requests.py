@@ -688,7 +688,3 @@ def with_the_time_twice():
 def test_a_signature_of_another_form_is_refused(request_):
     with pytest.raises(ValueError, match="form"):
         SignedForm(auth_of(), request_)
-
-
-def test_botocore_is_the_one_that_this_is_written_for():
-    assert botocore.auth.SIGV4_TIMESTAMP == "%Y%m%dT%H%M%SZ"

@@ -213,12 +213,6 @@ def test_a_part_of_sqs_may_not_know_the_new_dead_letter_queue_yet(sqs, monkeypat
     assert redrive_of(sqs, "a")[0].endswith(":a-dead")
 
 
-def test_a_fifo_queue_is_created_as_one(sqs):
-    queue = Queues(sqs).find_or_create("a.b.fifo")
-    assert queue.fifo
-    assert sqs.queue_attributes(queue.url, ["FifoQueue"]) == {"FifoQueue": "true"}
-
-
 def test_a_queue_we_may_not_create_says_what_to_do_and_nothing_of_dead_letters(sqs, caplog):
     for _ in range(2):
         sqs.fail_next("CreateQueue", AccessDeniedError("no", code="AccessDenied", action="CreateQueue"))
