@@ -17,7 +17,6 @@ from celery_sqs_visibility.errors import (
 from celery_sqs_visibility.operate.invocation import (
     CommandError,
     broker_of,
-    counted,
     errors_as_sentences,
     own_command,
     say,
@@ -36,10 +35,6 @@ from celery_sqs_visibility.operate.invocation import (
 def test_a_command_to_paste_names_the_app_as_this_one(monkeypatch, given, expected):
     monkeypatch.setattr(sys, "argv", ["celery", *given])
     assert own_command() == expected
-
-
-def test_one_thing_is_no_things():
-    assert [counted(number, "queue") for number in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
 
 
 @pytest.mark.parametrize(

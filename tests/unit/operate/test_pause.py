@@ -10,9 +10,6 @@ from celery_sqs_visibility.errors import AccessDeniedError
 from celery_sqs_visibility.operate import pause as module
 from celery_sqs_visibility.operate.pause import pause, resume
 
-OLD = {"w@h": {"error": "unknown command 'sqs_resume'"}}
-
-
 ELSEWHERE = {"v@h": {"error": "consumes 'orders', and not 'mail'", "queues": ["orders"]}}
 PAUSED = {"w@h": {"ok": {"seconds_left": None, "held": 3, "running": 1}}}
 
@@ -31,12 +28,6 @@ def told(run_on, monkeypatch):
         return run_on(sqs, command, *what, *args, broker_transport_options={"remote_control": True})
 
     return run
-
-
-@pytest.fixture
-def resumed(told):
-    """Run `resume` where workers answer so."""
-    return lambda answers, *args: told(FakeSQS(), resume, answers, *args)
 
 
 @pytest.fixture
@@ -148,12 +139,6 @@ def test_without_remote_control_a_sentence_says_what_to_set(run_on, command):
     assert (done.exit_code, "'remote_control': True" in done.stderr) == (69, True)
 
 
-def test_programs_get_the_workers_answers(resumed):
-    answers = {"w@h": {"ok": {"was_paused": True}}}
-    shown = json.loads(resumed(answers, "--json").stdout)
-    assert shown == {"queue": "mail", "kept": False, "workers": answers}
-
-
-def test_a_worker_that_does_not_know_the_command_is_told_with_its_answer(resumed):
-    done = resumed(OLD)
+def test_a_worker_that_does_not_know_the_command_is_told_with_its_answer(told, sqs):
+    done = told(sqs, resume, {"w@h": {"error": "unknown command 'sqs_resume'"}})
     assert (done.exit_code, done.stderr) == (1, "Error: w@h: unknown command 'sqs_resume'\n")

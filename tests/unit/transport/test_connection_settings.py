@@ -125,10 +125,6 @@ def test_a_wrong_url_is_refused_without_its_secret(url, said):
     assert "hush" not in str(caught.value)
 
 
-def test_a_scheme_with_dashes_needs_no_other_setting():
-    assert Connection("celery-sqs-visibility://").transport.driver_name == "celery_sqs_visibility"
-
-
 def test_a_scheme_with_underscores_does_and_that_is_said():
     with pytest.raises(OptionError, match="write celery-sqs-visibility://, or sqs:// together with"):
         Connection("celery_sqs_visibility://AKIA:hush@")

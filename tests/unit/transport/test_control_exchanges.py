@@ -176,17 +176,6 @@ def test_what_is_not_json_is_dropped_unread_and_told_once(site, nodes, mailbox, 
     assert caplog.text.count("dropped a message in a control queue unread") == 1
 
 
-def test_off_a_caller_is_told_what_to_set_and_nothing_is_made(site, caplog, monkeypatch):
-    monkeypatch.setattr(ControlExchanges, "_has_warned", False)
-    mailbox = Mailbox("celery", type="fanout")(site.connect())
-    with pytest.raises(RemoteControlError, match="set broker_transport_options"):
-        mailbox.multi_call("ping")
-    for _ in range(2):
-        mailbox.cast(["a@host"], "revoke")
-    assert caplog.text.count("dropped a command to workers") == 1
-    assert site.actions() == []
-
-
 @pytest.mark.parametrize("action", ["CreateQueue", "ListQueues", "ReceiveMessage"])
 def test_a_right_that_is_missing_is_the_callers_error(site, mailbox, action):
     for _ in range(2):

@@ -108,10 +108,6 @@ def test_an_eta_does_too_and_without_a_zone_it_is_utc(published, zone):
     assert delay(published(eta=eta - timedelta(hours=1))) is None
 
 
-def test_a_worker_that_may_sleep_gets_it_before(published):
-    assert delay(published(countdown=100), sleep=60) == 40
-
-
 def test_the_delay_for_an_eta_ends_at_one_instant_and_one_that_is_given_does_not(published):
     def visible_at(**options):
         limits = DelayLimits(sleep=60)

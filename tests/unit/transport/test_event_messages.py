@@ -8,7 +8,7 @@ from support.aws_events import S3_TEST, eventbridge, s3_notification, s3_record,
 from support.badmessages import encoded, envelope
 from support.factories import sqs_queue
 
-from celery_sqs_visibility import task_id_for, task_message
+from celery_sqs_visibility import task_id_for
 from celery_sqs_visibility.core.settlements import Delete
 from celery_sqs_visibility.delivery.receive.content import Records
 from celery_sqs_visibility.errors import UnreadableError
@@ -256,7 +256,3 @@ def test_an_adapter_that_raises_leaves_a_bad_message():
 def test_an_adapter_that_answers_wrong_leaves_a_bad_message(answer, reason):
     with pytest.raises(UnreadableError, match=reason):
         decode("text", lambda *_: answer)
-
-
-def test_messages_made_by_message_are_no_events():
-    assert decode(task_message("proj.add", [1]), adapter=pytest.fail).task == "proj.add"

@@ -150,12 +150,6 @@ def test_receives_without_a_line_are_counted_and_explain_a_run():
     assert account_of(*run(0, 5, receive=3)).unlogged_receives == 2
 
 
-def test_a_run_for_which_nothing_is_a_reason_is_not_well():
-    account = account_of(*run(0, 0, how=()), idle(500), *run(300, 5, receive=2, worker="w2"))
-    assert account.more_runs == {module.UNEXPLAINED: 1}
-    assert not account.is_well
-
-
 def test_a_message_that_comes_back_while_it_is_held_goes_on_under_its_newer_receipt():
     lines = [
         received(0),

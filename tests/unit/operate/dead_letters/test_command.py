@@ -71,9 +71,12 @@ def moves(site):
 
 def test_sqs_moves_all_letters_itself(site, run):
     site.add()
-    done = run("retry", "orders", "--all", "--native", "--rate", "7", "--yes")
+    too_slow = run("retry", "orders", "--all", "--native", "--rate", "0.5", "--yes")
+    assert (too_slow.exit_code, "--rate is 0.5" in too_slow.stderr, moves(site)) == (1, True, [])
+    done = run("retry", "orders", "--all", "--native", "--rate", "1.5", "--yes")
     assert (done.exit_code, done.stdout) == (0, "SQS moved 1 message to 'orders'.\n")
-    assert [each["per_second"] for each in moves(site)] == [7]
+    assert [each["per_second"] for each in moves(site)] == [1]
+    assert len(site.messages(site.queue)) == 1
     site.clock.advance(1)
     site.add()
     assert json.loads(run("retry", "orders", "--all", "--native", "--yes", "--json").stdout) == {

@@ -176,14 +176,6 @@ def test_a_rate_waits_between_batches_and_an_interruption_ends_it(site):
     assert (waited, len(site.moves.outcome.done), len(site.held)) == ([1.0, 1.0], 8, 1)
 
 
-def test_letters_are_deleted_for_good(site):
-    site.add()
-    letters = site.receive()
-    site.moves.delete(letters)
-    assert site.moves.outcome.done == [letters[0].id]
-    assert site.sqs.queue_attributes(site.letters, ["All"])["ApproximateNumberOfMessagesNotVisible"] == "0"
-
-
 @given(st.lists(st.integers(1, MESSAGE_BYTES)), st.integers(1, 10))
 def test_batches_are_in_order_and_within_sqs_limits(sizes, most):
     messages = [OutgoingMessage("x" * size) for size in sizes]
@@ -228,16 +220,6 @@ def test_the_senders_attributes_survive_the_way_into_a_dead_letter_and_back(site
         assert site.moves.outcome.failed == {}
         assert len(site.moves.outcome.done) == times
     assert site.messages(site.queue)[0].get("MessageAttributes", {}) == senders
-
-
-def test_sqs_moves_a_whole_queue(site):
-    site.add()
-    with pytest.raises(CommandError, match=r"--rate is 0\.5"):
-        move_all(site.place, 0.5)
-    assert move_all(site.place, 1.5) == {"moved": 1, "to": "orders"}
-    assert len(site.messages(site.queue)) == 1
-    (start,) = [arguments for action, arguments in site.sqs.calls if action == "StartMessageMoveTask"]
-    assert start["per_second"] == 1
 
 
 @pytest.mark.parametrize(("late_looks", "moved"), [(3, 2), (99, None)])

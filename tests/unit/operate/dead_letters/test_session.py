@@ -22,11 +22,6 @@ from celery_sqs_visibility.operate.dead_letters.session import Session, find_pla
 from celery_sqs_visibility.operate.invocation import CommandError
 
 
-def test_the_redrive_policy_names_the_dead_letter_queue(site):
-    assert (site.place.letters.url, site.place.is_of_policy) == (site.letters, True)
-    assert not site.place.moves_on
-
-
 def test_without_a_policy_the_option_does(make_site):
     site = make_site(dead_letter_queue="dead")
     site.sqs.create_queue("plain", {}, {})

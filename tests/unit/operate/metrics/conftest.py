@@ -1,15 +1,9 @@
 """Series that a recorder fills, on a clock that stands still."""
 
 import pytest
-from support.clock import FakeClock
 
 from celery_sqs_visibility.operate.metrics.recorder import Recorder
 from celery_sqs_visibility.operate.metrics.series import Series
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture

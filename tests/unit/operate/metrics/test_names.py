@@ -68,10 +68,5 @@ def test_prometheus_loads_the_alerts_which_all_say_what_is_wrong():
         assert rule["annotations"]["summary"]
 
 
-def test_an_alert_fires_when_all_workers_are_gone_and_when_those_of_a_queue_are():
-    assert QUERIES["NoWorkers"] == "absent(celery_sqs_slots)"
-    assert " unless " in QUERIES["QueueHasNoWorker"]
-
-
 def test_the_page_has_the_table_of_all_metrics():
     assert table() in (ROOT / "docs/metrics.md").read_text()

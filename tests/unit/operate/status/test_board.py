@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from rich.console import Console
-from support.clock import FakeClock
 
 from celery_sqs_visibility.operate.app_queues import QueueDepth
 from celery_sqs_visibility.operate.status import board as module
@@ -18,11 +17,6 @@ ANSWER = {
     "busy": 2,
     "queues": {"reports": {"paused": False, "seconds_left": None, "held": 3, "hidden": 0, "running": 2}},
 }
-
-
-@pytest.fixture
-def clock():
-    return FakeClock()
 
 
 @pytest.fixture
