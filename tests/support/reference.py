@@ -107,8 +107,16 @@ def pages():
             exceptions=exceptions(),
             attributes=attributes(),
         ),
-        metrics: TABLE.sub(lambda _: names.table(), metrics.read_text()),
+        metrics: TABLE.sub(lambda _: metrics_table(), metrics.read_text()),
     }
+
+
+def metrics_table():
+    rows = ["| in Prometheus | in OpenTelemetry | labels | |", "|---|---|---|---|"]
+    for one in names.METRICS:
+        labels = ", ".join(one.labels) or "-"
+        rows.append(f"| `{one.exposed}` | `{one.otel}` | {labels} | {one.help} |")
+    return "\n".join(rows) + "\n"
 
 
 def row(*cells):

@@ -182,12 +182,3 @@ DEAD_LETTERS: Final = _gauge(
 )
 
 METRICS: Final = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
-
-
-def table() -> str:
-    """The metrics as a Markdown table."""
-    rows = ["| in Prometheus | in OpenTelemetry | labels | |", "|---|---|---|---|"]
-    for one in METRICS:
-        labels = ", ".join(one.labels) or "-"
-        rows.append(f"| `{one.exposed}` | `{one.otel}` | {labels} | {one.help} |")
-    return "\n".join(rows) + "\n"

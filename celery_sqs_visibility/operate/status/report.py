@@ -375,10 +375,21 @@ class WorkerAnswers:
         now = self._clock.monotonic()
         if queues is not None and runs is not None:
             self._note(now, queues, runs)
-        added = self._added(taken, *([f"{missing.rstrip('.')}."] if missing else []))
-        if self._asked_at is None or not added.workers:
-            return added
-        return replace(added, workers_age_seconds=now - self._asked_at)
+        # Those that answered the latest question.
+        workers = {node: each.queues for node, each in self._answers.items() if each.at == self._asked_at}
+        rows, age = taken.queues, 0.0
+        if self._asked_at is not None:
+            rows = [replace(each, work=work_of(each.depth.queue, workers)) for each in rows]
+            age = now - self._asked_at if workers else 0.0
+        return replace(
+            taken,
+            queues=rows,
+            workers=workers,
+            workers_age_seconds=age,
+            notes=(*taken.notes, f"{missing.rstrip('.')}.") if missing else taken.notes,
+            silent={node: now - each.at for node, each in self._answers.items() if node not in workers},
+            runs={node: each.runs for node, each in self._answers.items()},
+        )
 
     def _note(self, now: float, queues: Mapping[str, Any], runs: Mapping[str, Any]) -> None:
         self._asked_at = now
@@ -388,21 +399,3 @@ class WorkerAnswers:
         self._answers = {
             node: each for node, each in self._answers.items() if now - each.at <= MAX_SILENT_SECONDS
         }
-
-    def _present(self) -> dict[str, Any]:
-        """The answers of workers that answered the latest question."""
-        return {node: each.queues for node, each in self._answers.items() if each.at == self._asked_at}
-
-    def _added(self, taken: Status, *notes: str) -> Status:
-        now, workers = self._clock.monotonic(), self._present()
-        queues = taken.queues
-        if self._asked_at is not None:
-            queues = [replace(each, work=work_of(each.depth.queue, workers)) for each in queues]
-        return replace(
-            taken,
-            queues=queues,
-            workers=workers,
-            notes=(*taken.notes, *notes),
-            silent={node: now - each.at for node, each in self._answers.items() if node not in workers},
-            runs={node: each.runs for node, each in self._answers.items()},
-        )
