@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from celery_sqs_visibility.aws.port import ReceivedMessage, ReceiveOptions
-from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueue, ControlQueues
+from celery_sqs_visibility.control.queues import SIGN_OF_LIFE_SECONDS, ControlQueues
 from celery_sqs_visibility.core.recent import RecentKeys
 from celery_sqs_visibility.delivery.outage import Outage
 from celery_sqs_visibility.delivery.threads import start_thread
@@ -23,6 +23,7 @@ from celery_sqs_visibility.errors import (
 )
 from celery_sqs_visibility.policy.backoff import pause
 from celery_sqs_visibility.policy.clock import Clock
+from celery_sqs_visibility.policy.control_names import address_in
 from celery_sqs_visibility.policy.quotas import BATCH_ENTRIES, WAIT_TIME_SECONDS
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class Inbox:
         self._stopped = threading.Event()
         self._helpers = threading.BoundedSemaphore(MAX_HELPERS)
         self._changed = threading.Condition()  # guards everything below
-        self._queue: ControlQueue | None = None
+        self._url: str | None = None  # of its queue
         self._usable = False  # whether SQS has answered a poll of it
         self._error: SQSError | None = None
         self._deleting: threading.Thread | None = None
@@ -196,8 +197,8 @@ class Inbox:
             self._changed.wait_for(
                 lambda: self._usable or self._error or self._stopped.is_set(), CREATION_SECONDS
             )
-            if self._queue is not None and self._usable:
-                return self._queue.address
+            if self._url is not None and self._usable:
+                return address_in(self._url)
             raise self._error or UnavailableError("SQS does not answer: no queue for the replies was made")
 
     def stop(self) -> None:
@@ -205,11 +206,11 @@ class Inbox:
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
-            queue, self._queue = self._queue, None
-            if queue is not None:
-                self._deleting = start_thread(self._queues.delete, "sqs-control-delete", queue)
-        if queue is not None and self._deleting is None:  # no thread: the interpreter is ending
-            self._queues.delete(queue)
+            url, self._url = self._url, None
+            if url is not None:
+                self._deleting = start_thread(self._queues.delete, "sqs-control-delete", url)
+        if url is not None and self._deleting is None:  # no thread: the interpreter is ending
+            self._queues.delete(url)
 
     @property
     def is_deleting(self) -> bool:
@@ -225,7 +226,7 @@ class Inbox:
         while not self._stopped.is_set():
             began = self._clock.monotonic()
             try:
-                self._poll(self._queue or self._create())
+                self._poll(self._url or self._create())
             except SQSError as error:
                 self._failed(error)
             except Exception:
@@ -235,15 +236,15 @@ class Inbox:
                 self._failures = 0
                 self._outage.success(began)
 
-    def _poll(self, queue: ControlQueue) -> None:
-        self._keep(queue, self._clock.monotonic())
+    def _poll(self, url: str) -> None:
+        self._keep(url, self._clock.monotonic())
         if self._is_full():
             self._stopped.wait(FULL_PAUSE_SECONDS)
         else:
-            has_more = self._receive(queue, self._wait_seconds())
-            self._answered(queue)
+            has_more = self._receive(url, self._wait_seconds())
+            self._answered(url)
             if has_more:
-                self._get_help(queue)
+                self._get_help(url)
         if self._wanted():
             self.use()
         elif self._clock.monotonic() - self._used_at >= self._idle_seconds:
@@ -254,18 +255,18 @@ class Inbox:
             return 0
         return 1 if self._failures else WAIT_TIME_SECONDS  # so that the log soon reports a success
 
-    def _answered(self, queue: ControlQueue) -> None:
+    def _answered(self, url: str) -> None:
         """Let others have the queue's address from now on, because SQS has answered a poll of it."""
         with self._changed:
             if self._usable or self._stopped.is_set():
                 return
             self._usable, self._error = True, None
             self._changed.notify_all()
-        logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, queue.url)
+        logger.info("takes messages of remote control (node=%s, queue=%s)", self._node, url)
 
-    def _receive(self, queue: ControlQueue, wait: int) -> bool:
+    def _receive(self, url: str, wait: int) -> bool:
         """Receive and deliver. Returns whether there may be more."""
-        messages = self._queues.sqs.receive(queue.url, BATCH_ENTRIES, wait, RECEIVE)
+        messages = self._queues.sqs.receive(url, BATCH_ENTRIES, wait, RECEIVE)
         # In the order of sending, within one answer: SQS does not keep the order.
         for message in sorted(messages, key=lambda each: int(each["Attributes"].get("SentTimestamp", 0))):
             try:
@@ -274,28 +275,28 @@ class Inbox:
                 logger.exception(UNEXPECTED)
         return len(messages) == BATCH_ENTRIES
 
-    def _get_help(self, queue: ControlQueue) -> None:
+    def _get_help(self, url: str) -> None:
         has_room = self._helpers.acquire(blocking=False)
-        if has_room and start_thread(self._help, "sqs-control-inbox", queue) is None:
+        if has_room and start_thread(self._help, "sqs-control-inbox", url) is None:
             self._helpers.release()
 
-    def _help(self, queue: ControlQueue) -> None:
+    def _help(self, url: str) -> None:
         """Poll beside the inbox's thread while batches come back full: many workers answer. A thread."""
         try:
             more = True
             while more and not self._stopped.is_set() and not self._is_full():
-                more = self._receive(queue, HELPER_WAIT_SECONDS)
+                more = self._receive(url, HELPER_WAIT_SECONDS)
         except SQSError as error:
             logger.debug("a second poll of a control queue failed: %s", error)
         finally:
             self._helpers.release()
 
-    def _keep(self, queue: ControlQueue, now: float) -> None:
+    def _keep(self, url: str, now: float) -> None:
         """Give a sign of life, and sweep, if that is due."""
         if now >= self._renew_at:
             self._renew_at = now + SIGN_OF_LIFE_SECONDS
             try:
-                self._queues.renew(queue)
+                self._queues.renew(url)
             except AccessDeniedError as error:
                 logger.warning(
                     "cannot tag the control queue of %s with a sign of life, so other workers may delete the "
@@ -309,18 +310,18 @@ class Inbox:
             for exchange in self._sweeps:
                 start_thread(self._queues.sweep, "sqs-control-sweep", exchange)
 
-    def _create(self) -> ControlQueue:
-        queue = self._queues.create(self._exchange, self._node)
+    def _create(self) -> str:
+        url = self._queues.create(self._exchange, self._node)
         is_first = self._made_at == -math.inf
         self._made_at = self._clock.monotonic()
         self._renew_at = self._made_at + SIGN_OF_LIFE_SECONDS
         with self._changed:
             if not self._stopped.is_set():
-                self._queue, self._error = queue, None
+                self._url, self._error = url, None
                 if not is_first:
                     start_thread(self._moved, "sqs-control-moved")
-                return queue
-        self._queues.delete(queue)
+                return url
+        self._queues.delete(url)
         raise QueueDoesNotExistError("stopped while it was made")
 
     def _failed(self, error: SQSError) -> None:
@@ -333,7 +334,7 @@ class Inbox:
         with self._changed:
             if missing:
                 # Another process swept it, because this one was suspended for long: create another.
-                self._queue, self._usable = None, False
+                self._url, self._usable = None, False
             elif not usable:
                 self._error = error
                 self._changed.notify_all()

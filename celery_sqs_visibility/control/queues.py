@@ -8,7 +8,6 @@ import re
 import secrets
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -46,19 +45,6 @@ MAX_THREADS: Final = 32
 SWEPT_QUEUES: Final = 10
 
 
-@dataclass(frozen=True, slots=True)
-class ControlQueue:
-    """A control queue that this process has created.
-
-    Attributes:
-        url: its URL at SQS.
-        address: what others send to; `ControlQueues.url_of` turns it into a URL.
-    """
-
-    url: str
-    address: str
-
-
 class ControlQueues:
     """The control queues of all processes, by exchange. Any thread; all methods but `url_of` make requests.
 
@@ -76,28 +62,28 @@ class ControlQueues:
         self._listed: dict[str, tuple[float, dict[str, str]]] = {}  # exchange: (when, address to URL)
         self._base: str | None = None  # the part of a URL before the name
 
-    def create(self, exchange: str, node: str) -> ControlQueue:
-        """Create a queue with an unused name. It may take a second until it is usable."""
+    def create(self, exchange: str, node: str) -> str:
+        """Create a queue with an unused name. Returns its URL. It may take a second until it is usable."""
         own = address(node, secrets.token_hex(UNIQUE_CHARACTERS // 2))
         tags = {**self._tags, **tags_of(exchange, node, self._clock.wall())}
         url = self.sqs.create_queue(exchange_prefix(self._prefix, exchange) + own, ATTRIBUTES, tags)
         with self._lock:
             self._base = url.rpartition("/")[0]
-        return ControlQueue(url, own)
+        return url
 
-    def delete(self, queue: ControlQueue) -> None:
+    def delete(self, url: str) -> None:
         """Delete a queue, if it still exists. Waits between attempts."""
-        delete = partial(self.sqs.delete_queue, queue.url)
+        delete = partial(self.sqs.delete_queue, url)
         try:
             attempt(delete, PASSING_ERRORS, map(pause, (1, 2)))  # an ending process has little time
         except QueueDoesNotExistError:
             pass
         except SQSError as error:
-            logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, queue.url)
+            logger.warning("cannot delete a control queue, which others sweep: %s (%s)", error, url)
 
-    def renew(self, queue: ControlQueue) -> None:
+    def renew(self, url: str) -> None:
         """Tag the queue with a sign of life of this process."""
-        self.sqs.tag_queue(queue.url, sign_of_life(self._clock.wall()))
+        self.sqs.tag_queue(url, sign_of_life(self._clock.wall()))
 
     def url_of(self, exchange: str, address: str) -> str | None:
         """The URL of another process's queue; `None` for an invalid address. No request."""

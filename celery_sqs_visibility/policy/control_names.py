@@ -43,6 +43,11 @@ def address(node: str, unique: str) -> str:
     return f"{_digest(node, NODE_DIGEST_CHARACTERS)}-{unique}"
 
 
+def address_in(url: str) -> str:
+    """The address in the URL of a control queue, by which others find the queue."""
+    return url[-(NODE_DIGEST_CHARACTERS + 1 + UNIQUE_CHARACTERS) :]
+
+
 def is_address(text: str) -> bool:
     """Returns whether the text has the form of an `address`."""
     return _ADDRESS.fullmatch(text) is not None

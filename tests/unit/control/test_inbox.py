@@ -30,6 +30,7 @@ from celery_sqs_visibility.errors import (
     UnavailableError,
 )
 from celery_sqs_visibility.policy.clock import SYSTEM_CLOCK
+from celery_sqs_visibility.policy.control_names import address_in
 
 EXCHANGE = "celery.pidbox"
 NEVER = 3600.0  # a wait that only a wake-up ends
@@ -59,7 +60,7 @@ class World:
         return SimpleNamespace(is_alive=lambda: False, join=lambda _seconds: None)
 
     def turn(self):
-        self.inbox._poll(self.inbox._queue or self.inbox._create())
+        self.inbox._poll(self.inbox._url or self.inbox._create())
 
     def run(self, turns):
         """What the thread does, so many turns; how many it has not begun."""
@@ -120,7 +121,7 @@ def told(world, monkeypatch):
 
 def test_whoever_waits_for_the_address_is_woken_when_sqs_has_answered_a_poll(world, told):
     world.turn()
-    assert told() == [world.inbox._queue.address]
+    assert told() == [address_in(world.inbox._url)]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ def test_a_queue_that_is_made_while_the_inbox_stops_is_deleted(world):
         world.inbox._create()
     assert len(requests(world.sqs, "CreateQueue")) == 1
     assert world.urls() == []
-    assert world.inbox._queue is None
+    assert world.inbox._url is None
 
 
 def test_a_stop_deletes_the_queue_in_a_thread_and_a_second_one_does_nothing(world):
@@ -239,7 +240,7 @@ def test_an_error_after_the_stop_is_neither_told_nor_waited_for(world, caplog):
 def test_an_error_of_a_queue_that_works_is_not_told_to_callers(world):
     world.turn()
     world.inbox._failed(ThrottledError("slow down"))
-    assert world.inbox.address() == world.inbox._queue.address
+    assert world.inbox.address() == address_in(world.inbox._url)
     assert len(world.pauses) == 1
 
 
@@ -365,7 +366,7 @@ def test_each_exchange_is_swept_in_a_thread_of_its_own(make):
 def test_a_helper_polls_until_a_batch_is_not_full_and_makes_room_for_another(world):
     queue = world.inbox._create()
     for _ in range(25):
-        world.sqs.send(queue.url, OutgoingMessage("reply"))
+        world.sqs.send(queue, OutgoingMessage("reply"))
     world.turn()
     assert len(world.messages) == 25
     assert world.started == ["sqs-control-inbox"]
@@ -387,7 +388,7 @@ def test_no_more_helpers_are_started_than_there_may_be(world):
 def test_a_helper_ends_with_its_inbox(world):
     queue = world.inbox._create()
     for _ in range(20):
-        world.sqs.send(queue.url, OutgoingMessage("reply"))
+        world.sqs.send(queue, OutgoingMessage("reply"))
     world.inbox._stopped.set()
     world.inbox._helpers.acquire()
     world.inbox._help(queue)
@@ -442,7 +443,7 @@ def test_who_is_slow_has_the_rest_stay_at_sqs(monkeypatch):
     live = World(is_full=lambda: len(live.messages) >= 10)
     queue = live.inbox._create()
     for _ in range(12):
-        live.sqs.send(queue.url, OutgoingMessage("event"))
+        live.sqs.send(queue, OutgoingMessage("event"))
     live.turn()
     live.inbox._helpers.acquire()
     live.inbox._help(queue)
@@ -518,7 +519,7 @@ def test_a_helper_that_cannot_be_started_is_no_helper_less(monkeypatch):
     queue = live.inbox._create()
     for _ in range(inboxes.MAX_HELPERS + 1):
         for _ in range(10):
-            live.sqs.send(queue.url, OutgoingMessage("x"))
+            live.sqs.send(queue, OutgoingMessage("x"))
         live.turn()
     assert live.inbox._helpers.acquire(blocking=False)
 
@@ -537,7 +538,7 @@ def test_what_one_receive_brings_is_delivered_in_the_order_in_which_it_was_sent(
 
 def test_a_message_whose_delivery_fails_takes_no_other_with_it(live, caplog):
     queue = live.inbox._create()
-    live.sqs.send_batch(queue.url, [OutgoingMessage(body) for body in ("first", "second")])
+    live.sqs.send_batch(queue, [OutgoingMessage(body) for body in ("first", "second")])
     live.inbox._deliver = lambda message: {"second": live.messages.append}[message["Body"]](message)
     live.inbox._receive(queue, 0)
     assert [each["Body"] for each in live.messages] == ["second"]

@@ -29,6 +29,7 @@ from celery_sqs_visibility.control.remote import RemoteControl
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, ThrottledError, UnavailableError
 from celery_sqs_visibility.policy.backoff import MAX_PAUSE_SECONDS
+from celery_sqs_visibility.policy.control_names import address_in
 from celery_sqs_visibility.policy.options import Options
 
 LISTS, SENDS = "ListQueues", "SendMessageBatch"
@@ -52,7 +53,7 @@ class World:
         )
 
     def left(self, queue):
-        return factories.left(Queue("celeryev", queue.url, self.sqs))
+        return factories.left(Queue("celeryev", queue, self.sqs))
 
     def requests(self, action):
         return len(factories.requests(self.sqs, action))
@@ -80,7 +81,7 @@ def test_where_nobody_listens_a_worker_makes_no_request(worker):
 
 def test_a_worker_sends_to_all_that_it_is_told_of_and_that_it_finds(worker):
     early, new = worker.open(), worker.open()
-    worker.monitors.add_announced([new.address, new.address, "no-address"])
+    worker.monitors.add_announced([address_in(new), address_in(new), "no-address"])
     worker.monitors.look()
     worker.publish()
     assert worker.monitors.flush(SOON)
@@ -104,7 +105,7 @@ def test_a_worker_looks_until_nobody_listens_and_sweeps_monitors_that_were_kille
     assert 120 < sum(LATER_LOOKS_SECONDS) < 130
     for paused, seconds in zip(pauses, [*LATER_LOOKS_SECONDS, LOOK_SECONDS, LOOK_SECONDS], strict=True):
         assert seconds < paused < seconds * (1 + SPREAD)
-    assert [call["queue_url"] for call in factories.requests(worker.sqs, "DeleteQueue")] == [killed.url]
+    assert [call["queue_url"] for call in factories.requests(worker.sqs, "DeleteQueue")] == [killed]
     assert not worker.monitors._feeds
 
 
@@ -133,7 +134,7 @@ def test_a_workers_look_is_made_again_soon_after_an_error_that_passes(
     assert over.wait(SOON)
     assert worker.requests(LISTS) == requests
     assert len([each for each in caplog.records if each.levelname == "WARNING"]) == warnings
-    assert (queue.url in worker.monitors._feeds) == (not warnings)
+    assert (queue in worker.monitors._feeds) == (not warnings)
 
 
 def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(worker, caplog):
@@ -142,7 +143,7 @@ def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(
         worker.monitors.look()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     new = worker.open()
-    worker.monitors.add_announced([new.address])
+    worker.monitors.add_announced([address_in(new)])
     worker.publish()
     assert worker.monitors.flush(SOON)
     assert worker.left(new) == 1
@@ -150,8 +151,8 @@ def test_what_may_not_be_listed_is_said_once_and_the_told_ones_get_their_events(
 
 def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
     new = worker.open()
-    worker.monitors.add_announced([new.address])
-    worker.sqs.delete_queue(new.url)
+    worker.monitors.add_announced([address_in(new)])
+    worker.sqs.delete_queue(new)
     worker.clock.advance(60)
     worker.publish()
     worker.monitors.flush(SOON)
@@ -162,13 +163,13 @@ def test_a_monitor_that_is_gone_costs_nothing_any_more(worker):
 
 def test_a_look_forgets_a_monitor_that_is_gone_and_none_that_may_not_be_listed_yet(worker):
     gone, here = worker.open(), worker.open()
-    worker.monitors.add_announced([gone.address, here.address])
+    worker.monitors.add_announced([address_in(gone), address_in(here)])
     worker.queues.delete(gone)
     worker.monitors.look()
     assert len(worker.monitors._feeds) == 2
     worker.clock.advance(FORGET_SECONDS + 1)
     worker.monitors.look()
-    assert [*worker.monitors._feeds] == [here.url]
+    assert [*worker.monitors._feeds] == [here]
 
 
 def test_a_client_asks_now_and_then_and_sends_at_once(client):
@@ -195,9 +196,9 @@ def test_a_client_is_not_kept_waiting_by_an_outage(client):
 
 def test_a_monitor_that_announces_itself_again_is_known_to_listen(worker):
     queue = worker.open()
-    worker.monitors.add_announced([queue.address])
+    worker.monitors.add_announced([address_in(queue)])
     worker.clock.advance(FORGET_SECONDS)
-    worker.monitors.add_announced([queue.address])
+    worker.monitors.add_announced([address_in(queue)])
     worker.queues.delete(queue)
     worker.clock.advance(FORGET_SECONDS)
     worker.monitors.look()
@@ -251,7 +252,7 @@ def test_a_look_that_ends_after_the_worker_complains_of_nothing(worker, caplog):
 
 def test_a_monitor_that_two_threads_find_at_once_is_listened_to_once_and_forgotten_once(client, caplog):
     caplog.set_level(logging.INFO)
-    queue = Queue("celeryev", client.open().url, client.sqs)
+    queue = Queue("celeryev", client.open(), client.sqs)
     for _ in range(2):
         client.monitors._add(queue)
     (feed,) = client.monitors._feeds.values()

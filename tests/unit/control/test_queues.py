@@ -26,6 +26,7 @@ from celery_sqs_visibility.errors import (
     ThrottledError,
     UnavailableError,
 )
+from celery_sqs_visibility.policy.control_names import address_in
 
 EXCHANGE = "celery.pidbox"
 
@@ -48,10 +49,10 @@ def test_a_queue_is_tagged_and_forgets_by_itself(sqs, queues):
     queue = queues.create(EXCHANGE, "a@host")
     (created,) = requests(sqs, "CreateQueue")
     assert created["attributes"] == {"MessageRetentionPeriod": "60", "VisibilityTimeout": "600"}
-    assert sqs.queue_tags(queue.url)[NODE_TAG] == "a@host"
-    assert sqs.queue_tags(queue.url)["team"] == "a"
-    assert queues.url_of(EXCHANGE, queue.address) == queue.url
-    assert queues.create(EXCHANGE, "a@host").url != queue.url
+    assert sqs.queue_tags(queue)[NODE_TAG] == "a@host"
+    assert sqs.queue_tags(queue)["team"] == "a"
+    assert queues.url_of(EXCHANGE, address_in(queue)) == queue
+    assert queues.create(EXCHANGE, "a@host") != queue
 
 
 def test_only_queues_of_the_exchange_and_prefix_are_found(sqs, clock, queues):
@@ -59,17 +60,17 @@ def test_only_queues_of_the_exchange_and_prefix_are_found(sqs, clock, queues):
     queues.create("other.pidbox", "a@host")
     queues.create(f"reply.{EXCHANGE}", "a@host")
     ControlQueues(sqs, "q-", {}, clock).create(EXCHANGE, "a@host")
-    sqs.create_queue(mine.url.rpartition("/")[2][:-13], {}, {})
-    assert queues.find(EXCHANGE) == [mine.url]
+    sqs.create_queue(mine.rpartition("/")[2][:-13], {}, {})
+    assert queues.find(EXCHANGE) == [mine]
 
 
 def test_the_list_is_cached_but_not_for_a_node_that_it_lacks(sqs, clock, queues):
     first = queues.create(EXCHANGE, "a@host")
-    assert queues.find(EXCHANGE) == queues.find(EXCHANGE) == [first.url]
+    assert queues.find(EXCHANGE) == queues.find(EXCHANGE) == [first]
     assert len(requests(sqs, "ListQueues")) == 1
     second = queues.create(EXCHANGE, "b@host")
-    assert queues.find(EXCHANGE) == [first.url]
-    assert queues.find(EXCHANGE, ["b@host"]) == [second.url]
+    assert queues.find(EXCHANGE) == [first]
+    assert queues.find(EXCHANGE, ["b@host"]) == [second]
     clock.advance(LIST_SECONDS)
     queues.find(EXCHANGE)
     assert len(requests(sqs, "ListQueues")) == 3
@@ -80,7 +81,7 @@ def test_what_a_killed_worker_has_left_hides_no_other_node(queues):
     queues.create(EXCHANGE, "a@host")
     queues.find(EXCHANGE)
     other = queues.create(EXCHANGE, "b@host")
-    assert other.url in queues.find(EXCHANGE, ["a@host", "b@host"])
+    assert other in queues.find(EXCHANGE, ["a@host", "b@host"])
 
 
 def test_a_queue_that_is_gone_is_forgotten(sqs, queues):
@@ -89,7 +90,7 @@ def test_a_queue_that_is_gone_is_forgotten(sqs, queues):
     queues.delete(first)
     queues.delete(first)
     assert queues.send(EXCHANGE, urls, "body") == 1
-    assert queues.find(EXCHANGE) == [second.url]
+    assert queues.find(EXCHANGE) == [second]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_a_deletion_that_fails_for_a_moment_is_repeated(
 
 
 def test_a_message_that_reached_nobody_is_an_error(sqs, queues):
-    urls = [queues.create(EXCHANGE, node).url for node in ("a", "b")]
+    urls = [queues.create(EXCHANGE, node) for node in ("a", "b")]
     for _ in urls:
         sqs.fail_next("SendMessage", AccessDeniedError("no"))
     with pytest.raises(AccessDeniedError):
@@ -118,7 +119,7 @@ def test_a_message_that_reached_nobody_is_an_error(sqs, queues):
 
 
 def test_a_message_that_did_not_reach_all_is_told_and_one_more_attempt_made(sqs, queues, caplog):
-    urls = [queues.create(EXCHANGE, node).url for node in ("a", "b")]
+    urls = [queues.create(EXCHANGE, node) for node in ("a", "b")]
     sqs.fail_next("SendMessage", ThrottledError("slow down"))
     assert queues.send(EXCHANGE, urls, "body") == 2
     sqs.fail_next("SendMessage", AccessDeniedError("no"))
@@ -137,7 +138,7 @@ def test_a_thousand_workers_take_a_page_of_the_list_and_a_request_each(sqs, queu
 def test_a_sweep_goes_on_while_it_finds_stale_queues(sqs, clock, queues):
     for number in range(3 * SWEPT_QUEUES):
         queues.create(EXCHANGE, f"killed{number}")
-    name = queues.create(EXCHANGE, "x").url.rpartition("/")[2]
+    name = queues.create(EXCHANGE, "x").rpartition("/")[2]
     foreign = sqs.create_queue(f"{name[:-1]}{'1' if name.endswith('0') else '0'}", {}, {})
     clock.advance(STALE_SECONDS + 1)
     queues.sweep("other.pidbox")
@@ -156,7 +157,7 @@ def test_a_sweep_of_living_queues_looks_at_a_few_and_deletes_none(sqs, clock, qu
     queues.sweep(EXCHANGE)
     assert len(requests(sqs, "ListQueueTags")) == SWEPT_QUEUES
     assert requests(sqs, "DeleteQueue") == []
-    assert sqs.queue_tags(living[0].url)[ALIVE_TAG] == str(int(clock.wall()))
+    assert sqs.queue_tags(living[0])[ALIVE_TAG] == str(int(clock.wall()))
 
 
 def test_two_sweepers_do_not_harm_each_other(sqs, clock, queues, caplog):
@@ -168,7 +169,7 @@ def test_two_sweepers_do_not_harm_each_other(sqs, clock, queues, caplog):
 
 
 def test_a_sweep_goes_on_after_a_round_in_which_one_queue_was_stale(sqs, clock, queues, monkeypatch):
-    stale = [queues.create(EXCHANGE, f"killed{number}").url for number in range(2)]
+    stale = [queues.create(EXCHANGE, f"killed{number}") for number in range(2)]
     clock.advance(STALE_SECONDS + 1)
     for number in range(2 * SWEPT_QUEUES - 2):
         queues.create(EXCHANGE, f"worker{number}")
@@ -185,7 +186,7 @@ def test_a_sweep_goes_on_after_a_round_in_which_one_queue_was_stale(sqs, clock, 
 def test_a_queue_that_is_gone_and_was_never_listed_is_no_error(sqs, queues):
     queue = queues.create(EXCHANGE, "a")
     queues.delete(queue)
-    assert queues.send(EXCHANGE, [queue.url], "body") == 0
+    assert queues.send(EXCHANGE, [queue], "body") == 0
     assert queues.find(EXCHANGE) == []
 
 
@@ -196,13 +197,13 @@ def test_a_list_from_which_a_queue_was_taken_is_no_newer_for_that(sqs, clock, qu
     queues.delete(first)
     queues.send(EXCHANGE, urls, "body")
     third = queues.create(EXCHANGE, "c")
-    assert queues.find(EXCHANGE) == [second.url]
+    assert queues.find(EXCHANGE) == [second]
     clock.advance(1)
-    assert queues.find(EXCHANGE) == [second.url, third.url]
+    assert queues.find(EXCHANGE) == [second, third]
 
 
 def test_an_address_of_another_form_or_before_the_first_queue_has_no_url(queues):
-    own = queues.create(EXCHANGE, "a").address
+    own = address_in(queues.create(EXCHANGE, "a"))
     assert queues.url_of(EXCHANGE, "no-address") is None
     assert ControlQueues(queues.sqs, "p-", {}, FakeClock()).url_of(EXCHANGE, own) is None
 

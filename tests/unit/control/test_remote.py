@@ -39,7 +39,7 @@ def test_a_caller_waits_from_when_its_command_is_sent_however_long_that_takes():
         control.broadcast(COMMANDS, {**content, "headers": {wire.EXPIRES: clock.wall() + 1}})
     finally:
         control.close()
-    (sent,) = sqs.receive(queue.url, 1, 0, ReceiveOptions(system_attributes=("All",)))
+    (sent,) = sqs.receive(queue, 1, 0, ReceiveOptions(system_attributes=("All",)))
     assert wire.decode(sent).expires_in == pytest.approx(1, abs=0.5)  # less what it has waited
 
 

@@ -23,6 +23,7 @@ from celery_sqs_visibility.control.wire import ControlMessage
 from celery_sqs_visibility.delivery.pump import Pump
 from celery_sqs_visibility.errors import AccessDeniedError, UnavailableError
 from celery_sqs_visibility.events import ReplyDropped, subscribe
+from celery_sqs_visibility.policy.control_names import address_in
 
 EXCHANGE, OTHER = "reply.celery.pidbox", "reply.other.pidbox"
 REPLY = {"body": '{"w@h": "pong"}', "content-type": "application/json", "content-encoding": "utf-8"}
@@ -43,14 +44,14 @@ class World:
 
     def reply(self, *callers):
         for caller in callers:
-            self.sender.reply(EXCHANGE, f"{caller.address}.key", REPLY)
+            self.sender.reply(EXCHANGE, f"{address_in(caller)}.key", REPLY)
 
     def work(self, seconds=0.0):
         self.clock.advance(seconds)
         work_off(self.sender.lane)
 
     def got(self, caller):
-        return len(self.sqs.receive(caller.url, 10, 0, ReceiveOptions()))
+        return len(self.sqs.receive(caller, 10, 0, ReceiveOptions()))
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_of_replies_that_wait_the_earliest_is_due_first_and_each_takes_a_thread(
     world.reply(here)
     assert (sender.due(now), sender.ready()) == (now, 2)
     ((first,), second) = sender.take(now), sender.take(now)
-    assert (first.url, second) == (here.url, None)
+    assert (first.url, second) == (here, None)
 
 
 def test_a_dropped_reply_is_counted_once_and_says_why(world, caplog):
