@@ -119,15 +119,6 @@ def test_the_log_says_once_that_it_does_not_answer_and_once_that_it_does(caplog)
     ]
 
 
-def test_where_another_process_had_no_answer_nobody_is_asked_here():
-    one = Dependency(None)
-    one.breaker.unanswered("no answer elsewhere", one.clock.monotonic())
-    with pytest.raises(ValueError, match="no answer elsewhere; it is not asked again"):
-        one.ask()
-    one.threads[0][0]()
-    assert one.ask() == "answer"
-
-
 def test_a_later_answer_to_another_process_closes_it_and_one_thread_probes():
     one = Dependency()
     for seconds in (1, 2):
@@ -179,12 +170,6 @@ def test_it_may_be_closed_at_the_moment_at_which_its_thread_begins_to_wait():
     assert one.waited == [PAUSE_SECONDS], "a thread that is to wait for ever raises, and nobody probes again"
     one.breaker.unanswered("no answer", one.clock.monotonic())
     assert len(one.threads) == 2
-
-
-def test_a_request_that_was_made_before_the_last_answered_probe_says_nothing():
-    circuit = Circuit().unanswered(since=0.0, now=3.0).probed(4.0, answered=True)
-    assert circuit.unanswered(since=3.9, now=12.0) is circuit
-    assert circuit.unanswered(since=4.0, now=12.0).is_open
 
 
 def test_an_answer_to_another_process_closes_what_was_opened_before_it():

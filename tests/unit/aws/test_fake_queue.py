@@ -135,14 +135,6 @@ def test_a_message_that_was_hidden_late_and_came_back_is_handed_out_once(sqs, cl
     assert len(sqs.receive(url, 10, 0, OPTIONS)) == 1
 
 
-def test_messages_that_come_back_go_before_those_that_were_sent_later(sqs, clock, url):
-    for body in "abc":
-        sqs.send(url, OutgoingMessage(body))
-    sqs.receive(url, 2, 0, OPTIONS)
-    clock.advance(30)
-    assert [message["Body"] for message in sqs.receive(url, 10, 0, OPTIONS)] == ["a", "b", "c"]
-
-
 def test_a_purged_queue_takes_messages_again(sqs, url):
     sqs.send(url, OutgoingMessage("gone"))
     sqs.purge(url)

@@ -166,16 +166,3 @@ def test_error_trackers_find_their_tracer_in_use_though_it_came_late(app, monkey
     monkeypatch.setattr(celery_trace, "build_tracer", build_tracer)
     assert isinstance(trace(fail(app, Trouble())).info.retval, Retry)
     assert [name for name, _ in built] == ["failing"]
-
-
-def test_on_retry_that_raises_costs_neither_the_line_nor_the_signal(app, caplog, retried):
-    def raising(self, *_):
-        handled.append(self.request.id)
-        raise AttributeError("start")  # a mixin's, which sets it in `run`
-
-    handled = []
-    info = trace(fail(app, Trouble("no"), on_retry=raising), id="id-1").info
-    assert (info.retval.delay, handled, len(retried)) == (2.5, ["id-1"], 1)
-    ours, handlers = caplog.records
-    assert (ours.name, ours.levelname) == (OURS, "WARNING")
-    assert handlers.getMessage() == "on_retry of task failing failed; the outcome stays as stored"

@@ -284,11 +284,6 @@ class TestDelaysBeyond12Hours:
         assert outcome(task, properties=IN_FIFO_QUEUE)[0] == states.RETRY
         assert len(published) == count
 
-    def test_at_the_last_attempt_nothing_is_published(self, app, published):
-        task = app.task(failing, shared=False, default_retry_delay=24 * HOUR)
-        assert outcome(task, retries=3) == (states.FAILURE, RAISED)
-        assert not published
-
 
 class NeedsArguments(Exception):
     def __init__(self, one):

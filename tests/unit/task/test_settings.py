@@ -88,13 +88,6 @@ def test_a_misspelt_setting_of_a_base_class_is_refused(app):
         app.finalize()
 
 
-def test_the_settings_of_an_app_still_annotate_its_tasks(app):
-    app.conf.task_annotations = {"limited": {"rate_limit": "1/m"}}
-    task = app.task(name="limited", shared=False)(run)
-    app.finalize()
-    assert task.rate_limit == "1/m"
-
-
 def test_members_of_the_users_own_are_let_be(app):
     class Base(VisibilityTask):
         _when_lost = "terminate"
