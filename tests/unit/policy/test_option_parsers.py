@@ -33,12 +33,6 @@ def test_a_prefix_of_control_queues_has_only_what_names_of_queues_have():
         Options.parse({"control_prefix": "a.b"})
 
 
-def test_without_a_store_nothing_goes_to_s3_and_with_one_what_sqs_would_refuse():
-    assert Options.parse({}).payload_store is None
-    options = Options.parse({"payload_store": "s3://b"})
-    assert options.payload_store == ReadablePayloads("b", "")
-
-
 @pytest.mark.parametrize(
     ("url", "prefix"),
     [("s3://b", ""), ("s3://b/", ""), ("s3://b/a/c/", "a/c/"), ("s3://b//?#%2F é", "/?#%2F é")],

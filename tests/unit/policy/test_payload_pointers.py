@@ -36,12 +36,6 @@ def test_both_generations_of_pointers_are_read_and_kept_as_they_are(attribute, b
     assert str(pointer) == "s3://b/k"
 
 
-@given(st.text(min_size=1), st.text(min_size=1))
-def test_what_was_written_is_read(bucket, key):
-    body = pointer_body(bucket, key)
-    assert pointer_in(body, size_attribute(1), ReadablePayloads(bucket)) == PayloadPointer(bucket, key, body)
-
-
 @given(st.text())
 def test_a_key_of_ours_is_known_by_its_prefix_and_its_end(prefix):
     key = new_key(prefix)
