@@ -6,8 +6,8 @@
   is in neither count. Here the clock stands still while they are counted.
 - ReceiveRequestAttemptId is ignored. Here a repeated id receives the same messages again.
 - DynamoDB's conditional updates are not atomic. Here they are.
-- A look at a message makes six datetimes, and each request finds its service and its attributes' names anew.
-  Here neither does.
+- A look at a message makes six datetimes, and each request finds its service, its methods and its attributes'
+  names anew. Here neither does.
 
 This file imports nothing but moto: the tests' images have a copy of it in place of the program `moto_server`.
 """
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from flask import request
 from moto import backends
+from moto.core import responses
 from moto.dynamodb.models import DynamoDBBackend
 from moto.sqs import models as sqs_models
 from moto.sqs.models import SQSBackend
@@ -99,6 +100,8 @@ def mend() -> None:
     dynamodb.update_item = locked(dynamodb.update_item)
     models.unix_time_millis = clock
     models.camelcase_to_underscores = cache(models.camelcase_to_underscores)
+    actions: Any = responses
+    actions.method_names_from_class = cache(actions.method_names_from_class)
     services: Any = backends
     found = list(services.list_of_moto_modules())
     services.list_of_moto_modules = lambda: found
