@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
-import sys
+from contextlib import ExitStack
+from tempfile import TemporaryFile
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
+from support.fork_server import CELERY, END_SECONDS, ForkedProcess, may_fork
 from support.worker import environment
 
 from celery_sqs_visibility.operate.commands import sqs
@@ -35,11 +39,31 @@ def run_celery(
     typed: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """Run `celery -A module *args` to its end, with the settings, this process's endpoints, and answers."""
-    command = [sys.executable, "-m", "celery", "-A", module, *args]
+    command = [*CELERY, "-A", module, *map(str, args)]
     found = environment(config, **(env or {}))
+    if may_fork(command, found):
+        return _fork(command, found, typed)
     return subprocess.run(
         command, input=typed, capture_output=True, text=True, timeout=SECONDS, env=found, check=False
     )
+
+
+def _fork(command: list[str], env: Mapping[str, str], typed: str) -> subprocess.CompletedProcess[str]:
+    with ExitStack() as files:
+        given, output, errors = (files.enter_context(TemporaryFile("w+")) for _ in range(3))
+        given.write(typed)
+        given.seek(0)  # writes it, too
+        process = ForkedProcess(command, env, None, output.buffer, errors.buffer, given.buffer)
+        try:
+            status = process.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(END_SECONDS)
+            raise
+        # The files' positions are the process's, too.
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, status, output.read(), errors.read())
 
 
 def run_json(config: Mapping[str, Any], *args: str, **options: Any) -> Any:

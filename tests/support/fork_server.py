@@ -76,24 +76,32 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkedProcess:
-    """A forked process, with what tests use of `subprocess.Popen`. It has a session of its own, and no input.
+    """A forked process, with what tests use of `subprocess.Popen`. It has a session of its own.
 
     Args:
         command: one that `may_fork`.
         env: its environment.
         cwd: its directory; by default this process's.
-        output: the file to which it prints, errors included.
+        output: the file to which it prints.
+        errors: the file of its errors; by default that of its output.
+        typed: the file that it reads; by default it has no input.
     """
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: IO[bytes]
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        cwd: Path | None,
+        output: IO[bytes],
+        errors: IO[bytes] | None = None,
+        typed: IO[bytes] | None = None,
     ) -> None:
         arguments = command[len(CELERY) :]
         request = {"arguments": arguments, "env": dict(env), "cwd": str(cwd or Path.cwd())}
         self.returncode: int | None = None
         self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, Path(os.devnull).open("rb") as nothing:
-            files = [each.fileno() for each in (nothing, output, output, theirs)]
+            files = [each.fileno() for each in (typed or nothing, output, errors or output, theirs)]
             socket.send_fds(_server(), [json.dumps(request).encode()], files)
         self.pid = int(self._answers.recv(REQUEST_BYTES))
 
