@@ -204,6 +204,8 @@ endef
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(call install,$(VENV),-c constraints.txt -e . --group test --group check --group package)
+	@# Compiles the tests once: in the first run, all of pytest's processes would.
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 # Bytecode is made of what is imported, and not of everything.
 $(DEMO): pyproject.toml constraints.txt
