@@ -67,7 +67,7 @@ def fleet(measure, workers):
 
 def alive(measure, queue):
     """Whose queue it is says so, for as long as anybody looks."""
-    measure.sqs.tag_queue(queue.url, NEVER_STALE)
+    measure.sqs.tag_queue(queue, NEVER_STALE)
 
 
 def command(destination=None, *, replies=False):
@@ -89,15 +89,15 @@ def command_all(measure, workers):
     fleet(measure, workers)
     caller = RemoteControl(measure.sqs, OPTIONS, Clock())
     own = caller._replies.inbox(REPLIES)
-    own._turn(own._create())
+    own._poll(own._create())
     answers = []
     caller.consume(f"{COLLECTOR}.{REPLIES}", REPLIES, lambda payload, _in_time: answers.append(payload))
     for number in range(workers):
-        measure.sqs.send(own._queue.url, OutgoingMessage(reply(number)))
+        measure.sqs.send(own._url, OutgoingMessage(reply(number)))
     measure.start()
     caller.broadcast(EXCHANGE, command(replies=True))
     while len(answers) < workers:
-        own._turn(own._queue)
+        own._poll(own._url)
     measure.stop()
 
 
@@ -117,7 +117,7 @@ def command_an_old_list(measure, workers):
     directory, made = fleet(measure, workers + 1)
     directory.find(EXCHANGE)
     for queue in made[1:]:
-        measure.sqs.delete_queue(queue.url)
+        measure.sqs.delete_queue(queue)
     measure.start()
     directory.send(EXCHANGE, directory.find(EXCHANGE), "a command")
     measure.stop()
@@ -127,7 +127,7 @@ def sweep(measure, workers):
     """One worker sweeps the queues of all others, which were killed long ago."""
     directory, made = fleet(measure, workers)
     for queue in made:
-        measure.sqs.tag_queue(queue.url, sign_of_life(Clock.wall()))
+        measure.sqs.tag_queue(queue, sign_of_life(Clock.wall()))
     worlds.advance(2 * STALE_SECONDS)
     measure.start()
     directory.sweep(EXCHANGE)
@@ -143,9 +143,9 @@ def hour_of_a_worker(measure, workers):
     (member,) = worker._members.values()
     own = member.inbox
     own._sweep_at = Clock.monotonic() + HOUR_SECONDS / 2  # in any case once in the hour
-    own._turn(own._create())
+    own._poll(own._create())
     measure.start()
     for _ in range(HOUR_SECONDS // WAIT_TIME_SECONDS):
-        own._turn(own._queue)
+        own._poll(own._url)
         worlds.advance(WAIT_TIME_SECONDS)
     measure.stop()

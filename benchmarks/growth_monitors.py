@@ -10,6 +10,7 @@ from celery_sqs_visibility.control import wire
 from celery_sqs_visibility.control.event_feed import LINGER_SECONDS
 from celery_sqs_visibility.control.monitors import Monitors
 from celery_sqs_visibility.control.queues import ControlQueues
+from celery_sqs_visibility.delivery.pump import Pump
 
 EXCHANGE = "celeryev"
 EVENTS = 1000
@@ -32,7 +33,7 @@ def events(measure, monitors):
     directory = ControlQueues(measure.sqs, OPTIONS.whole_control_prefix, {}, Clock())
     for number in range(monitors):
         alive(measure, directory.create(EXCHANGE, f"monitor{number}@host"))
-    listened = Monitors(EXCHANGE, directory, Clock(), in_worker=True)
+    listened = Monitors(EXCHANGE, directory, Clock(), Pump(Clock()), in_worker=True)
     listened.look()
     measure.prepare()
     measure.start()
