@@ -15,6 +15,7 @@ SIZES = {
     "given back": 100,
     "retries": 100,
     "removals": 100,
+    "published": 100,
     "keys": 100,
     "keys renewed": 100,
     "monitors": 1,
