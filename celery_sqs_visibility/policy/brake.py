@@ -75,7 +75,6 @@ class Brake:
 
     def start(self, now: float) -> Start | None:
         """Let a run start. Returns a value to pass to `end`, or `None` if the run must wait."""
-        self.release_if_quiet(now)
         match self.stage:
             case Stage.ON if not self.may_try or now < self._next_start:
                 return None
@@ -110,7 +109,7 @@ class Brake:
             case Stage.EASING if self._most_failed:
                 self.apply(now)
             case Stage.EASING if len(self._failures) == RECENT_ENDS:
-                self._release(now)
+                self._begin(Stage.OFF, now)
             case Stage.EASING:
                 self._limit = max(1, self._limit // 2) if failed else self._limit + 1
 
@@ -143,14 +142,11 @@ class Brake:
     def release_if_quiet(self, now: float) -> None:
         """Release the brake if it eases, nothing runs, and nothing has started for a minute."""
         if self.stage is Stage.EASING and not self._together and now >= self._next_start:
-            self._release(now)
-
-    def _release(self, now: float) -> None:
-        self._begin(Stage.OFF, now)
-        self.since = None
+            self._begin(Stage.OFF, now)
 
     def _begin(self, stage: Stage, now: float) -> None:
         self.stage, self.began = stage, now
+        self.since = None if stage is Stage.OFF else self.since
         self._number += 1
         self._failures.clear()
         self._together = 0

@@ -127,9 +127,7 @@ class Brakes:
 
     def _start(self, line: Line) -> Start | None:
         with self._lock:
-            before, start = line.brake.stage, line.brake.start(self._now())
-        self.tell(line.name, before)
-        return start
+            return line.brake.start(self._now())
 
     def end(self, name: str, start: Start, failed: bool | None, error: str) -> None:  # noqa: FBT001
         """Note how a run that began with `start` has ended. Any thread."""

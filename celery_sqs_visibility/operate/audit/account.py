@@ -1,8 +1,7 @@
 """Account of all messages: how each ended, why it ran more than once, and which rules were broken.
 
-Pure: takes lines, returns counts and findings. SQS may deliver a message twice, and logs may be missing: the
-consequences are counted separately, and break no rule. What one worker did with a message is a holding, from
-its receive to its end; the account compares the holdings of each message.
+Pure: takes lines, returns counts and findings. A holding is what one worker did with a message. SQS may
+deliver a message twice, and logs may be missing: both are counted, and break no rule.
 """
 
 from __future__ import annotations
@@ -13,16 +12,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from operator import attrgetter
 from typing import Final, NamedTuple
 
 from celery_sqs_visibility import events
 from celery_sqs_visibility.delivery.event_log import MESSAGE_OF
 from celery_sqs_visibility.json_logs import WORKER_STARTS
 from celery_sqs_visibility.operate.task_history import fields_of_line, is_event
-
-OVERLAP: Final = "two runs overlap, and none was told that it had lost the message"
-VANISHED: Final = "nothing became of it, though its worker went on"
 
 #: A worker that goes on has logged what became of a message by this time after its deadline.
 VANISHED_SECONDS: Final = 60.0
@@ -184,10 +179,7 @@ class Account:
 
 
 class Auditor:
-    """Reads lines, in any order, and then accounts for them.
-
-    `tolerance` is by how many seconds lines may be late, or clocks differ.
-    """
+    """Reads lines, in any order, and then accounts for them. `Holding` says what `tolerance` is."""
 
     def __init__(self, tolerance: float = 1.0) -> None:
         self._account = Account()
@@ -220,7 +212,7 @@ class Auditor:
         for instants in (*self._lines.values(), *self._starts.values()):
             instants.sort()
         for (_, message_id), history in self._events.items():
-            history.sort(key=attrgetter("at"))
+            history.sort(key=lambda told: told.at)
             if holdings := holdings_of(history, self._tolerance):
                 self._add(message_id, history[0].task_id, holdings)
         return self._account
@@ -266,10 +258,11 @@ class Auditor:
             for rule in each.broken:
                 yield rule, str(each.worker)
             if each.end is None and not each.lost and self._went_on(each, VANISHED_SECONDS):
-                yield VANISHED, str(each.worker)
+                yield "nothing became of it, though its worker went on", str(each.worker)
         for before, after in pairwise(holdings):
             if before.began is None or after.began is None or before.run_ended is None or before.lost:
                 continue
             expired = after.received >= before.deadline - self._tolerance
             if expired and after.began < before.run_ended - self._tolerance:
-                yield OVERLAP, f"{before.worker}, {after.worker}"
+                told = "two runs overlap, and none was told that it had lost the message"
+                yield told, f"{before.worker}, {after.worker}"

@@ -399,17 +399,6 @@ def test_a_brake_that_eases_is_released_when_it_is_looked_at_after_a_quiet_minut
     assert caplog.text.count("brake 'bank' is released") == 1
 
 
-def test_a_start_after_a_quiet_minute_releases_it_too(world, caplog):
-    caplog.set_level("INFO")
-    world.fail()
-    world.waiting()
-    (tried,) = world.look(MIN_PAUSE_SECONDS)
-    world.run(tried, failed=False)
-    world.clock.advance(AWAITED_SECONDS)
-    assert not world.brakes.wait(Asked(world))
-    assert "brake 'bank' is released" in caplog.text
-
-
 class FakeFleet:
     def __init__(self):
         self.asked = []
