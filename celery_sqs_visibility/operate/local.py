@@ -31,6 +31,9 @@ ENVIRONMENT: Final = {
     "AWS_DEFAULT_REGION": "us-east-1",
 }
 
+#: The kernel may hand a signal to another thread. Python runs its handler once the main thread wakes.
+SIGNAL_SECONDS: Final = 1.0
+
 
 @click.command()
 @click.option(
@@ -52,7 +55,8 @@ def local(port: int, with_parent: int | None, as_json: bool) -> None:  # noqa: F
         _show(url, as_json=as_json)
         if with_parent is not None:
             end_with_parent(with_parent, stop.set)
-        stop.wait()
+        while not stop.wait(SIGNAL_SECONDS):
+            pass
 
 
 def _show(url: str, *, as_json: bool) -> None:
